@@ -1,4 +1,4 @@
-// How a table's clock begins a lookup: what `Clock.plan_tick` of sok_lite/engine/table/clock.py
+// How a table's clock begins a lookup: what `Clock.tick` of sok_lite/engine/table/clock.py
 // does, where it takes no memory. Who calls this has the table's lock.
 #ifndef SOK_TABLE_CLOCK_H_
 #define SOK_TABLE_CLOCK_H_

@@ -243,10 +243,6 @@ def private_uses(node):
     for each in ast.walk(node):
         if isinstance(each, ast.Attribute) and is_private(each.attr):
             yield each.value, each.attr, each.lineno
-        elif isinstance(each, ast.Call) and ast.unparse(each.func) == "plan_set":
-            for keyword in each.keywords:
-                if is_private(keyword.arg or ""):
-                    yield each.args[0], keyword.arg, each.lineno
 
 
 def strange_uses(tree):
@@ -320,7 +316,7 @@ class DetIndex(Index):
         return self._slots, self._keys, super()._last, self._replace
 class Rows:
     def keys(self, index):
-        plan_set(index, _slots=2)
+        index._slots = 2
         return self._keys, index._keys
 """
     trees = {"index": ast.parse(index), "others": ast.parse(others)}

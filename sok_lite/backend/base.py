@@ -2,13 +2,13 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import NOTHING, Action, Launch
+from sok_lite.backend.launches import Launch, launch_all
 
 # The letters of SokCode in kernels/parts.cuh: what an argument of a kernel must be.
 ARGUMENT_DTYPES: dict[str, np.dtype] = {
@@ -120,10 +120,8 @@ class Backend(ABC):
         """
         self.prepared(kernel, num_items, *args)()
 
-    def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
-        """Returns a launch of one part that is not made yet, an action for `publish`.
-
-        Arguments are checked when it is published, before any action is taken.
+    def prepared(self, kernel: str, num_items: int, *args: Any) -> Launch:
+        """Returns a launch that is not made yet; `launch_all` makes those of several tables as one.
 
         Args:
           kernel: the kernel's name in `kernels/`.
@@ -132,31 +130,26 @@ class Backend(ABC):
             int for i64, float for f32.
 
         Raises:
-          TypeError: by `publish`: the arguments do not fit the kernel's signature, or an array is
-            not contiguous.
+          TypeError: when it is made: the arguments do not fit the kernel's signature, or an array
+            is not contiguous.
         """
-        return Launch(self, kernel, Work(num_items, args)) if num_items > 0 else NOTHING
+        return Launch(self, kernel, Work(num_items, args))
 
-    def joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
-        """Returns the launches for several parts, ready to be made.
+    def launch_parts(self, kernel: str, parts: Sequence[Work]) -> None:
+        """Runs a kernel for several parts, in no order that counts.
 
-        That is one, or none where no part has items; on a GPU one for each 30,000 bytes of
+        That is one launch, or none where no part has items; on a GPU one for each 30,000 bytes of
         arguments, which is that of some 180 tables.
 
-        Args:
-          kernel: the kernel's name in `kernels/`.
-          parts: in no order that counts.
-
         Raises:
-          TypeError: arguments of a part do not fit the kernel's signature, or an array is not
-            contiguous.
+          TypeError: as of `prepared`.
         """
-        parts = [part for part in parts if part.num_items > 0]
-        return self._joined(kernel, parts) if parts else []
+        launch_all(*([Launch(self, kernel, part)] for part in parts))
 
     @abstractmethod
-    def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
-        """Returns what `joined` does, of parts that have items, at least one."""
+    def packed(self, kernel: str, parts: Sequence[Work]) -> "list[Callable[[], Any]]":
+        """Returns the launches for parts that have items, at least one, with their arguments
+        packed: to make them allocates next to nothing."""
 
     @abstractmethod
     def set_bits(self, n: int, dtype: np.dtype) -> Array:
@@ -214,22 +207,6 @@ class Backend(ABC):
     def synchronize_device(self) -> None:
         """Waits for all that anybody has put on the device, on any stream."""
         self.synchronize()
-
-
-def joined_launches(parts: Iterable[tuple[Backend, str, Work]]) -> list[Action]:
-    """Returns the launches for parts of several kernels, ready to be made, joined by kernel.
-
-    Args:
-      parts: backend, kernel and part. Kernels are launched in the order in which they come first.
-    """
-    by_kernel: dict[tuple[Backend, str], list[Work]] = {}
-    for backend, kernel, part in parts:
-        by_kernel.setdefault((backend, kernel), []).append(part)
-    return [
-        launch
-        for (backend, kernel), some in by_kernel.items()
-        for launch in backend.joined(kernel, some)
-    ]
 
 
 def as_words(array: Array) -> tuple[str, Array]:

@@ -16,7 +16,6 @@ from sok_lite.backend.arguments import WORDS, address_of, addresses_of, pack_par
 from sok_lite.backend.base import Array, Backend, Work
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
-from sok_lite.backend.publish import Action
 from sok_lite.backend.table_lock import TableLock, load
 
 _SMALL_BYTES = 1 << 21  # one large page
@@ -147,7 +146,7 @@ class CpuBackend(Backend):
         if num_items > 0:
             self._launch(self._words(kernel, [Work(num_items, args)]))
 
-    def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
+    def packed(self, kernel: str, parts: Sequence[Work]) -> list[Callable[[], Any]]:
         return [_launching(self._launch, self._words(kernel, parts), parts)]
 
     def _words(self, kernel: str, parts: Sequence[Work]) -> Any:

@@ -4,7 +4,7 @@ import copy
 import ctypes
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from sok_lite.backend.arguments import check_array, pack_parts
 from sok_lite.backend.base import Array, Backend, Work
 from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBinaries, kernel_names
 from sok_lite.backend.local_ranks import local_rank
-from sok_lite.backend.publish import Action
 from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, kernel_files
 from sok_lite.backend.table_lock import has_functions
 from sok_lite.backend.tunables import THREADS_PER_BLOCK
@@ -192,7 +191,7 @@ class CudaBackend(Backend):
             self._tuned[block_size] = tuned
         return tuned
 
-    def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
+    def packed(self, kernel: str, parts: Sequence[Work]) -> list[Callable[[], Any]]:
         signature = self._source(kernel).signature
         table = np.empty((len(parts), len(signature)), np.int64)
         pack_parts(kernel, signature, [part.arguments for part in parts], _addresses, table)
@@ -206,7 +205,7 @@ class CudaBackend(Backend):
 
     def _plan_launch(
         self, kernel: str, num_items: Sequence[int], table: np.ndarray, parts: Sequence[Work]
-    ) -> Action:
+    ) -> Callable[[], Any]:
         """Returns a launch of some of the parts; table: their arguments, a row of each."""
         num_parts = len(num_items)
         num_words = 1 + num_parts + table.size

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sok_lite.backend.base import Array, Backend, Work, as_words, joined_launches
-from sok_lite.backend.publish import publish
+from sok_lite.backend.base import Array, Backend, Work, as_words
+from sok_lite.backend.launches import launch_all
 
 _FEW = 256  # sizes that Python adds faster than NumPy begins to
 
@@ -74,7 +74,7 @@ def _ascending(backend: Backend, numbers: np.ndarray, sizes: np.ndarray, step: i
     out = backend.xp.empty(int(sizes.sum()), np.int32)
     of_tables = zip(numbers.tolist(), sizes.tolist(), split(out, sizes), strict=True)
     parts = [Work(size, (number, step, its, size)) for number, size, its in of_tables]
-    publish(backend.joined("table_numbers", parts))
+    backend.launch_parts("table_numbers", parts)
     return out
 
 
@@ -98,11 +98,12 @@ def gather_split(
     if "u32" in dict(words):
         sources["u32"] = values.astype(np.int32).view(np.uint32)
     of_tables = zip(words, split(index, sizes), sizes, strict=True)
-    parts = [
-        (backend, f"dense_gather_{suffix}", Work(size, (sources[suffix], 1, its, out, size)))
-        for (suffix, out), its, size in of_tables
-    ]
-    publish(joined_launches(parts))
+    launch_all(
+        *(
+            [backend.prepared(f"dense_gather_{suffix}", size, sources[suffix], 1, its, out, size)]
+            for (suffix, out), its, size in of_tables
+        )
+    )
 
 
 def new_results(

@@ -3,15 +3,14 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend.publish import publish
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.bridge.tf_private import graphs_around
-from sok_lite.native.plans import Policy, plan_mode
+from sok_lite.native.plans import Policy, set_mode
 
 _MISSING = ("initial", "zeros")
 # As native code has them.
@@ -124,9 +123,12 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
 
 
 def _set_open(entries: tuple[tuple[object, str | None], ...]) -> None:
-    """Says which blocks are open, to Python and to native code: no interrupt comes in between."""
+    """Says which blocks are open, to Python and to native code."""
+    global _open
     mode = 2 + _NUMBERS[entries[-1][1]] if entries else 0
-    publish([plan_mode(mode), partial(globals().__setitem__, "_open", entries)])
+    with uninterrupted():
+        set_mode(mode)
+        _open = entries
 
 
 def pipeline_of_trace() -> str | None:

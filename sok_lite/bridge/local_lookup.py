@@ -24,7 +24,7 @@ from sok_lite.bridge.serving.mode import is_exporting, looked_up
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.counters import Count
-from sok_lite.engine.table.single_lookup import go_on
+from sok_lite.engine.table.find import go_on
 from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan
 

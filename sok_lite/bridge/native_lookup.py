@@ -59,7 +59,7 @@ def part_of(
 def _drawing_of(table: Any) -> Drawing:
     """Returns what draws the initial values of a table's rows into an array, for one key."""
     keys, rows = np.zeros(1, np.int64), np.zeros(1, np.uint32)
-    return Drawing.of(table.plan_draw(table.store.output(1), keys, rows), keys)
+    return Drawing.of(table.draw_launch(table.store.output(1), keys, rows), keys)
 
 
 def _beginning_of(table: Any) -> Drawing:
@@ -67,4 +67,4 @@ def _beginning_of(table: Any) -> Drawing:
     xp = table.backend.xp
     keys, rows = xp.empty(1, np.int64), xp.empty(1, np.uint32)
     where = (table.backend, table.store, rows, keys, table.table_seed)
-    return Drawing.of(table.initializer.plan_fill(*where), keys)
+    return Drawing.of(table.initializer.fill_launch(*where), keys)

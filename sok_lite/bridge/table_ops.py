@@ -21,7 +21,7 @@ from sok_lite.bridge.tensor import as_int64, from_int64
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.dtypes import instead_of_key, is_integer, number_in
 from sok_lite.engine.table import EmbeddingTable, Statistics
-from sok_lite.engine.table.removal import check_limits
+from sok_lite.engine.table.remove import check_limits
 
 # ---------------------------------------------------------------- looking
 

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.gathered_update import Gathered, GatheredStep, Stepped
 from sok_lite.engine.optimizer_states import acquire_states
@@ -57,7 +57,7 @@ class Accumulator:
 
     def _add(
         self, number: int, checks: bool, parts: Sequence[Gathered]
-    ) -> tuple[list[Stepped], Sequence[Action]]:
+    ) -> tuple[list[Stepped], None]:
         stepped = []
         for table, keys, _, grads, states in parts:
             xp = table.backend.xp
@@ -76,15 +76,15 @@ class Accumulator:
                 kept = [*(before if of_step == number else []), xp.array(keys)]
                 self._keys[table.store] = number, kept
             stepped.append(Stepped(None, {_SUM: sums, _STEP: xp.zeros_like(states[_STEP]) + step}))
-        return stepped, []
+        return stepped, None
 
     def with_waiting(
         self, updates: Sequence[Update], number: int
-    ) -> tuple[Sequence[Update], list[Action]]:
+    ) -> tuple[Sequence[Update], list[list[Launch]]]:
         """Returns gradients and what the rows of their tables have of a step, each key once.
 
-        The actions are to be taken with that step: they have the rows forget which one it was, for
-        a counter may come to its number again.
+        The launches are to be made with that step, which do not depend on each other: they have
+        the rows forget which one it was, for a counter may come to its number again.
 
         Args:
           updates: as `merged` gives them.
@@ -103,7 +103,7 @@ class Accumulator:
             grads = xp.concatenate([each.grads, store.read(rows, columns[_SUM].name)])
             total.append(each._replace(keys=keys, grads=grads, of_gradient=False))
             forgotten = xp.zeros((rows.size, 2), np.float32)
-            forgetting.append(store.plan_write(rows, forgotten, columns[_STEP].name))
+            forgetting.append([store.write_launch(rows, forgotten, columns[_STEP].name)])
         return summed(total), forgetting
 
     def _keys_of_step(self, table: EmbeddingTable, column: str, number: int) -> Array:
@@ -157,4 +157,10 @@ class AccumulatedStep(HeldStep):
         batches = np.float32(self._batches)
         self._step.updates = [each._replace(grads=each.grads / batches) for each in total]
         change = self._step.get_ready(is_whole)
-        return lambda extra_actions: change([*extra_actions, *forgetting])
+
+        def change_and_forget() -> Sequence[EmbeddingTable]:
+            tables = change()
+            launch_all(*forgetting)
+            return tables
+
+        return change_and_forget

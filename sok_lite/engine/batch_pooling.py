@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, Work, joined_launches
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.base import F32, Work
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.backend.ragged import Allocate, contiguous, new_results, split, split_offsets
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
@@ -17,8 +17,8 @@ from sok_lite.engine.exchange import Route, send_grads, send_keys
 from sok_lite.engine.failure import shared_failure
 from sok_lite.engine.pooling import (
     coefficients_of,
-    plan_combine,
-    plan_combine_weight_grad,
+    combine_launch,
+    combine_weight_grad_launch,
     wrong_splits,
 )
 from sok_lite.engine.segments import Terms, group, segment_sums
@@ -123,11 +123,11 @@ def pool(
     """
     inverses, splits = split(inverse, batch.layout.sizes), batch.splits_of_parts()
     pooled = new_results(backend, batch.layout.shapes, allocate)
-    actions = []
+    launches = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
         pooling = (its_inverse, splits[i], batch.weights[i], batch.layout.combiners[i])
-        actions.append([plan_combine(backend, source, *pooling, pooled[i], starts[i])])
-    publish(*actions)
+        launches.append([combine_launch(backend, source, *pooling, pooled[i], starts[i])])
+    launch_all(*launches)
     return pooled
 
 
@@ -181,8 +181,7 @@ def gradients_at_owners(
     index, coefficients = coefficients_of(
         backend, splits, [(weights, combiner) for _, weights, combiner in parts], num_items
     )
-    if by_weights:
-        publish(*by_weights)
+    launch_all(*by_weights)
     terms = Terms(out_grads, index, coefficients)
     if pooling.inverse is not None:
         items = (split_offsets(num_items), split_offsets(pooling.route.num_sent))
@@ -227,7 +226,7 @@ def send_sums(
 def _convert(backend: Backend, kernel: str, arrays: Sequence[tuple[Array, Array]]) -> None:
     """Writes the elements of arrays into others, all in one launch."""
     parts = [Work(source.size, (source, out, source.size)) for source, out in arrays]
-    publish(joined_launches([(backend, kernel, part) for part in parts]))
+    backend.launch_parts(kernel, parts)
 
 
 def _weight_grads(
@@ -236,9 +235,10 @@ def _weight_grads(
     out_grads: Sequence[Array],
     pooling: PoolingContext,
     splits: Sequence[Array],
-) -> tuple[list[Array | None], list[list[Action]]]:
-    """Prepares the gradients by the weights of each part, None where it has none."""
-    n, actions = len(parts), []
+) -> tuple[list[Array | None], list[list[Launch]]]:
+    """Returns the gradients by the weights of each part, None where it has none, and the launches
+    that write them."""
+    n, launches = len(parts), []
     results: list[Array | None] = [None] * n
     inverses, starts = [None] * n, [0] * n
     if pooling.inverse is not None:
@@ -247,9 +247,9 @@ def _weight_grads(
     for i, (_, weights, combiner) in enumerate(parts):
         if weights is not None:
             way = (pooling.sources[i], inverses[i], splits[i], weights, combiner, starts[i])
-            results[i], action = plan_combine_weight_grad(backend, out_grads[i], *way)
-            actions.append([action])
-    return results, actions
+            results[i], launch = combine_weight_grad_launch(backend, out_grads[i], *way)
+            launches.append([launch])
+    return results, launches
 
 
 def _checked_grads(

@@ -12,7 +12,6 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
-from sok_lite.backend.publish import publish
 from sok_lite.backend.ragged import split_offsets
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.segments import Groups, group
@@ -203,7 +202,7 @@ class _Numbering:
             Work(size, (self._keys, missing, begin, first, num_slots, *how, size))
             for begin, first, num_slots, size in columns.tolist()
         ]
-        publish(backend.joined("dedup_insert", parts))
+        backend.launch_parts("dedup_insert", parts)
         if backend.name == "cpu":
             self._launch_in_blocks()
             return
@@ -245,7 +244,7 @@ class _Numbering:
             Work(max(1, count), (*told, begin, slots, starts[table:], *after, size))
             for table, (count, begin, size) in enumerate(columns.tolist())
         ]
-        publish(self._backend.joined(kernel, parts))
+        self._backend.launch_parts(kernel, parts)
 
     def distinct(self) -> Distinct:
         """Waits for the number of keys, and returns them."""

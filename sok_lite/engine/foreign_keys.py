@@ -19,8 +19,8 @@ from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.table import EmbeddingTable
 from sok_lite.engine.update_rows import ResolvedUpdate, Update
 
 # Slots that are looked at together: few enough for a processor's cache.

@@ -13,22 +13,21 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.base import joined_launches
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.backend.ragged import split
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.rule import counting_nonfinite
+from sok_lite.engine.optimizers.rule import count_nonfinite_launch
 from sok_lite.engine.rows.column import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.lookups import look_up_batch
-from sok_lite.engine.table.new_keys import LookupRequest
+from sok_lite.engine.table.find import look_up_batch
+from sok_lite.engine.table.insert import LookupRequest
 from sok_lite.engine.update import Change, HeldStep, StepOptions, merged, raise_if_nonfinite
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
-    plan_mark_seen,
+    mark_seen_launches,
     resolve_rows,
     touch,
 )
@@ -65,8 +64,8 @@ class Stepped(NamedTuple):
 
 
 # Takes what was gathered of each table, maybe no row of some. Gives where that is to go, in the
-# same order, and actions to be taken with the change of the rows.
-StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Sequence[Action]]]
+# same order, and what is called with the change of the rows; None: nothing.
+StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Callable[[], None] | None]]
 
 
 class GatheredStep(HeldStep):
@@ -97,7 +96,7 @@ class GatheredStep(HeldStep):
     def get_ready(self, is_whole: bool) -> Change:
         updates, options = merged(self.updates), self.options
         if not updates:
-            return publish
+            return tuple
         # The function may raise, and then all is as it was.
         by_row = resolve_rows(updates, marks=False)
         if options.rank_info is not None:
@@ -108,53 +107,46 @@ class GatheredStep(HeldStep):
         kinds, optimizers = list(map(self._kinds, tables)), [each.optimizer for each in updates]
         states = acquire_states(tables, kinds, optimizers)
         with_rows = list(map(_without_missing, _with_rows_inserted(by_row)))
-        stepped, more = self._function(list(map(_gather, with_rows, states)))
+        stepped, note = self._function(list(map(_gather, with_rows, states)))
         refused = [(each.table, each.table.refused) for each in by_row if each.inserts]
-        return partial(self._take, by_row, with_rows, states, stepped, more, refused)
+        return partial(self._change, by_row, with_rows, states, stepped, note, refused)
 
-    def _take(
+    def _change(
         self,
         by_row: Sequence[ResolvedUpdate],
         with_rows: Sequence[ResolvedUpdate],
         states: Sequence[States],
         stepped: Sequence[Stepped],
-        more: Sequence[Action],
+        note: Callable[[], None] | None,
         refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]],
-        extra_actions: Sequence[Action],
-    ) -> None:
+    ) -> list[EmbeddingTable]:
         """Writes a step that has been computed.
 
         Args:
           by_row: the keys, rows and gradients as they were before keys were inserted.
           with_rows: the updates without the keys that have no row.
           states: of each table, the columns to write to.
-          stepped, more: the results of the function.
+          stepped, note: the results of the function.
           refused: of each table that has inserted keys, how many it refused.
-          extra_actions: published together with the change of the rows.
         """
-        left_out = [
-            action
-            for each in by_row
-            if each.num_without_row and not each.inserts
-            for action in each.table.plan_count(not_updated=each.num_without_row)
-        ]
         touch(by_row)
-        noting = plan_mark_seen(by_row)
-        writing = [
-            action
-            for each, its_states, went in zip(with_rows, states, stepped, strict=True)
-            for action in _plan_write(each.table.store, each.rows, its_states, went)
-        ]
+        launches = []
         num_nonfinite = self.options.num_nonfinite
-        counting = [
-            (each.table.backend, *counting_nonfinite(each.grads, None, num_nonfinite))
-            for each in with_rows
-            if num_nonfinite is not None
-        ]
-        publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *extra_actions])
+        for was, each, its_states, went in zip(by_row, with_rows, states, stepped, strict=True):
+            its = mark_seen_launches(was)
+            if num_nonfinite is not None:
+                backend = each.table.backend
+                its.append(count_nonfinite_launch(backend, each.grads, None, num_nonfinite))
+            launches.append(its + _write_launches(each.table.store, each.rows, its_states, went))
+        launch_all(*launches)
+        for each in by_row:
+            if not each.inserts:
+                each.table.counters.not_updated += each.num_without_row
+        if note is not None:
+            note()
         for table, count in refused:
             table.refused = count  # of the insertion, which may have been another call
-            table.report_refused()
+        return [table for table, _ in refused]
 
 
 def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedUpdate]:
@@ -194,14 +186,10 @@ def _gather(update: ResolvedUpdate, states: States) -> Gathered:
     return Gathered(table, keys, values, grads, read)
 
 
-def _plan_write(store: RowStore, rows: Array, states: States, went: Stepped) -> list[Action]:
-    writing = []
-    if went.rows is not None:
-        writing.append(store.plan_write(rows, store.to_storage(went.rows)))
-    return [
-        *writing,
-        *(
-            store.plan_write(rows, values, states[name].name)
-            for name, values in went.states.items()
-        ),
+def _write_launches(store: RowStore, rows: Array, states: States, went: Stepped) -> list[Launch]:
+    launches = [
+        store.write_launch(rows, values, states[name].name) for name, values in went.states.items()
     ]
+    if went.rows is not None:
+        launches.append(store.write_launch(rows, store.to_storage(went.rows)))
+    return launches

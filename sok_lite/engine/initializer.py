@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import RowDtype, is_integer
 from sok_lite.engine.row_initializer import GivesFirstRows, RowInitializer, as_i64
 from sok_lite.engine.rows.store import RowStore
@@ -98,7 +98,7 @@ class Initializer(GivesFirstRows):
         """Returns the row that every key starts with; None: they start with rows of their own."""
         return (self.a,) * dim if self.kind == "constant" else None
 
-    def plan_fill(
+    def fill_launch(
         self,
         backend: Backend,
         store: RowStore,
@@ -106,16 +106,16 @@ class Initializer(GivesFirstRows):
         keys: Array,
         table_seed: int,
         out: Array | None = None,
-    ) -> Action:
+    ) -> Launch:
         if self._is_row(store.row_dtype):
-            return self._as_row(store.dim).plan_fill(backend, store, rows, keys, table_seed, out)
+            return self._as_row(store.dim).fill_launch(backend, store, rows, keys, table_seed, out)
         name = f"init_{self.kind}_{store.row_dtype.suffix}"
         *column, _ = store.place()
         place = (*column, rows, None if out is None else out.reshape(-1).view(np.uint8))
         source = () if self.kind == "constant" else (keys, as_i64(table_seed))
         return backend.prepared(name, len(rows), *place, *source, *self._scalars(), len(rows))
 
-    def plan_draw(
+    def draw_launch(
         self,
         backend: Backend,
         row_dtype: RowDtype,
@@ -123,10 +123,10 @@ class Initializer(GivesFirstRows):
         keys: Array,
         table_seed: int,
         rows: Array | None = None,
-    ) -> Action:
+    ) -> Launch:
         n, dim = out.shape
         if self._is_row(row_dtype):
-            return self._as_row(dim).plan_draw(backend, row_dtype, out, keys, table_seed, rows)
+            return self._as_row(dim).draw_launch(backend, row_dtype, out, keys, table_seed, rows)
         source = () if self.kind == "constant" else (keys, as_i64(table_seed))
         words = out.reshape(-1).view(np.uint8)
         name = f"draw_{self.kind}_{row_dtype.suffix}"

@@ -26,8 +26,8 @@ from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
 from sok_lite.engine.segments import segment_sums
+from sok_lite.engine.table.find import WrongSplitsError
 from sok_lite.engine.table.last_gradient import note_gradients
-from sok_lite.engine.table.lookups import WrongSplitsError
 
 
 class BackwardContext(NamedTuple):

@@ -11,7 +11,6 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
-from sok_lite.backend.publish import publish
 from sok_lite.backend.ragged import split_offsets
 from sok_lite.comm.gpu_transport import no_lookup, other_lookup
 from sok_lite.comm.protocol import Communicator, CommunicatorError
@@ -121,7 +120,7 @@ class RowMessage(NamedTuple):
                 place = (order, first, self.ways, t, size)
                 parts.append(Work(n, (_bytes(array), self.row_bytes[t], *place, content, n)))
             first += n
-        publish(self.backend.joined(kernel, parts))
+        self.backend.launch_parts(kernel, parts)
 
 
 def _bytes(array: Array) -> Array:

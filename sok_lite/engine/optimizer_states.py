@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.rows.column import Column, Kinds, StateOwner, States, kinds_of
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import alone, changing_alone
 
 _PIECE = 1 << 16  # rows that are copied at once
@@ -190,7 +190,8 @@ def _taken_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States |
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
         warn_if_several_fit(table.name, store, kinds)
-        publish(plan_give(store, states.values(), StateOwner.of(optimizer)))
+        with uninterrupted():
+            give_states(store, states.values(), StateOwner.of(optimizer))
     return states
 
 
@@ -216,8 +217,10 @@ def _copy(table: EmbeddingTable, kinds: Kinds, optimizer: Any, others: States) -
     columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))
     copy_states(store, others, columns)
     # An increment would have the rows that change from now on alone: the next dump is a whole one.
-    publish([*plan_give(store, columns, StateOwner.of(optimizer)), *plan_forget(table)])
-    _keep(store, others)  # the next one that is new has the next, or begins anew
+    with uninterrupted():
+        give_states(store, columns, StateOwner.of(optimizer))
+        forget(table)
+        _keep(store, others)  # the next one that is new has the next, or begins anew
     return {column.state: column for column in columns}
 
 
@@ -230,17 +233,18 @@ def copy_states(store: RowStore, states: States, columns: Iterable[Column]) -> N
             store.write(rows, store.read(rows, states[column.state].name), column.name)
 
 
-def plan_give(store: RowStore, columns: Iterable[Column], owner: StateOwner) -> list[Action]:
-    """Prepares to make an owner the owner of free states."""
-    setting = [action for column in columns for action in plan_set(column, owner=owner)]
-    return [*setting, *store.plan_states()]
+def give_states(store: RowStore, columns: Iterable[Column], owner: StateOwner) -> None:
+    """Makes an owner the owner of free states."""
+    for column in columns:
+        column.owner = owner
+    store.set_columns(store.columns)
 
 
 def _keep(store: RowStore, states: States) -> None:
     """Notes that states which a restore may have brought are no optimizer's but their own."""
     owner = next(iter(states.values())).owner
     if owner is not None and owner.is_restored:
-        publish(plan_give(store, states.values(), StateOwner(owner.reference)))
+        give_states(store, states.values(), StateOwner(owner.reference))
 
 
 # ---- states that go ------------------------------------------------------------------------------
@@ -249,7 +253,7 @@ def _keep(store: RowStore, states: States) -> None:
 def drop_orphaned_states(table: EmbeddingTable) -> None:
     """Frees the memory of states whose optimizer is gone. Hold `table.lock`."""
     if table.is_changing:
-        return  # a signal handler saves the table in the midst of what has been prepared
+        return  # a signal handler saves the table in the midst of a change
     if _num_optimizers(table.store) > 1:
         _collect()
     _drop_orphaned_states(table.store)
@@ -296,7 +300,7 @@ def drop_states(store: RowStore, columns: Sequence[Column]) -> None:
     left = {name: column for name, column in store.columns.items() if name not in gone}
     if store.num_far_rows:
         store.backend.synchronize()  # kernels that still use pinned memory
-    publish(store.plan_states(left))
+    store.set_columns(left)
     for column in columns:
         column.discard()
 
@@ -400,7 +404,8 @@ def _rename(table: EmbeddingTable, name: str, new_name: str) -> str:
         )
     unused = store.unused_name(new_name)
     columns = {unused if each is column else key: each for key, each in store.columns.items()}
-    publish([*plan_set(column, name=unused, state=new_name), *store.plan_states(columns)])
+    column.name, column.state = unused, new_name
+    store.set_columns(columns)
     return column.name
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import publish
+from sok_lite.backend.launches import launch_all
 from sok_lite.backend.ragged import Shape, split
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.lookups import look_up_batch
-from sok_lite.engine.table.new_keys import LookupRequest, Output
+from sok_lite.engine.table.find import look_up_batch
+from sok_lite.engine.table.insert import LookupRequest, Output
 
 
 class OwnerLookup:
@@ -175,9 +175,9 @@ class OwnerLookup:
                 if batch.weights[i] is not None:
                     table = self._tables[i]
                     source = table.store.output(self.sizes[i])
-                    actions = [table.store.plan_read(rows[i], source)]
+                    launches = [table.store.read_launch(rows[i], source)]
                     if count and batch.missing[i] == "initial":
-                        actions.append(table.plan_draw(source, keys[i], rows[i]))
+                        launches.append(table.draw_launch(source, keys[i], rows[i]))
                     self.sources[i] = source
-                    readings.append(actions)
-        publish(*readings)
+                    readings.append(launches)
+        launch_all(*readings)

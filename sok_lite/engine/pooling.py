@@ -1,6 +1,6 @@
 """Pooling of looked-up rows over the ids of a ragged row, and the gradients of it.
 
-`plan_combine` goes from unique rows (u, dim) to one row per ragged row (batch, dim). Its gradient
+`combine_launch` goes from unique rows (u, dim) to one row per ragged row (batch, dim). Its gradient
 is `coefficients_of`, then sums over duplicates. Sums are taken in a fixed order, so a run repeats
 bit for bit, on any number of threads. They are taken in pieces of 32 items, so that a long sum is
 as exact as a short one.
@@ -12,7 +12,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.launches import Launch
 from sok_lite.backend.ragged import split
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
@@ -39,7 +39,7 @@ def normalise_combiner(combiner: object) -> str:
     )
 
 
-def plan_combine(
+def combine_launch(
     backend: Backend,
     source: Array,
     inverse: Array,
@@ -48,8 +48,9 @@ def plan_combine(
     combiner: str,
     out: Array,
     first: int = 0,
-) -> Action:
-    """Prepares to pool rows: `out[b]` sums `weights[j] * source[inverse[j]]` over the items j of b.
+) -> Launch:
+    """Returns the launch that pools rows: `out[b]` sums `weights[j] * source[inverse[j]]` over the
+    items j of b.
 
     The sum is divided by 1 ("sum"), by the sum of the weights ("mean") or by the root of the sum of
     their squares ("sqrtn"). A row with no items, or whose divisor is 0, is zeros.
@@ -105,11 +106,11 @@ def coefficients_of(
             weights = xp.ascontiguousarray(weights)
         arguments = (splits, weights, COMBINERS[name], items, its_factors, 0, num_rows)
         parts.append(Work(num_rows, arguments))
-    publish(backend.joined("combine_items", parts))
+    backend.launch_parts("combine_items", parts)
     return index, coefficients
 
 
-def plan_combine_weight_grad(
+def combine_weight_grad_launch(
     backend: Backend,
     out_grads: Array,
     source: Array,
@@ -118,16 +119,16 @@ def plan_combine_weight_grad(
     weights: Array,
     combiner: str,
     first: int = 0,
-) -> tuple[Array, Action]:
-    """Prepares the gradient of `plan_combine` by its weights.
+) -> tuple[Array, Launch]:
+    """Returns the gradient of `combine_launch` by its weights, and the launch that writes it.
 
     Args:
       out_grads: (batch, dim) float32, C-contiguous.
       inverse: (n,) int32, each in [first, first + u); None: item j is source[j], and `first` 0.
-      The others: the arguments of `plan_combine`.
+      The others: the arguments of `combine_launch`.
 
     Returns:
-      ((n,) float32, the action).
+      ((n,) float32, the launch).
     """
     source, suffix = _kernel_source(backend, source)
     batch = len(row_splits) - 1
@@ -154,7 +155,7 @@ def wrong_splits(
         Work(len(splits), (splits, count, int(n), len(splits)))
         for splits, n in zip(row_splits, num_items, strict=True)
     ]
-    publish(backend.joined("splits_count_wrong", parts))
+    backend.launch_parts("splits_count_wrong", parts)
     return count
 
 

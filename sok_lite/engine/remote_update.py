@@ -5,12 +5,11 @@ key by key, row and states together: a row that another worker has changed meanw
 updated again. So no step is lost when several workers train the same keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.optimizers.rule import rule_step
 from sok_lite.engine.update import Step, StepOptions, UpdateStep, make_states, merged
 from sok_lite.engine.update_rows import Update, summed
@@ -55,15 +54,16 @@ class RemoteStep(Step):
         for update in self._updates:
             update.table.contains(update.keys[:1])  # is there a connection?
 
-    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
+    def commit(self, note: Callable[[], None] | None = None) -> None:
         """Takes the step.
 
         Args:
-          extra_actions: actions to be published after it.
+          note: called after it.
         """
         for update in self._updates:
             _take_step(update, self._options)
-        publish(extra_actions)
+        if note is not None:
+            note()
 
 
 def _take_step(update: Update, options: StepOptions) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import as_words
-from sok_lite.backend.publish import Action
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.store import RowStore
 
@@ -20,7 +20,7 @@ class GivesFirstRows(Protocol):
     def check(self, row_dtype: RowDtype, dim: int) -> None:
         """Raises ValueError if rows of that format and length cannot begin as it says."""
 
-    def plan_fill(
+    def fill_launch(
         self,
         backend: Backend,
         store: RowStore,
@@ -28,20 +28,20 @@ class GivesFirstRows(Protocol):
         keys: Array,
         table_seed: int,
         out: Array | None = None,
-    ) -> Action:
-        """Prepares to write the initial values of rows into the `value` column.
+    ) -> Launch:
+        """Returns the launch that writes the initial values of rows into the `value` column.
 
         Args:
           backend: where the arrays live.
           store: the row store.
-          rows: (n,) uint32, distinct, or NO_ROW. They are read when the action is taken.
+          rows: (n,) uint32, distinct, or NO_ROW. They are read when it is made.
           keys: (n,) int64, the key of each row.
           table_seed: 64 bits that stand for the seed and the table's name.
           out: (n, dim) storage, C-contiguous, gets those of keys without a row, and of others
             anything; None: they are skipped.
         """
 
-    def plan_draw(
+    def draw_launch(
         self,
         backend: Backend,
         row_dtype: RowDtype,
@@ -49,8 +49,8 @@ class GivesFirstRows(Protocol):
         keys: Array,
         table_seed: int,
         rows: Array | None = None,
-    ) -> Action:
-        """Prepares to write the initial values of keys, without a table.
+    ) -> Launch:
+        """Returns the launch that writes the initial values of keys, without a table.
 
         Args:
           backend: where the arrays live.
@@ -98,7 +98,7 @@ class RowInitializer(GivesFirstRows):
         """Returns the row that every key starts with."""
         return self.values
 
-    def plan_fill(
+    def fill_launch(
         self,
         backend: Backend,
         store: RowStore,
@@ -106,12 +106,12 @@ class RowInitializer(GivesFirstRows):
         keys: Array,
         table_seed: int,
         out: Array | None = None,
-    ) -> Action:
+    ) -> Launch:
         suffix, row = as_words(self._in_format(backend, store.row_dtype))
         place = _place(store, rows, out)
         return backend.prepared(f"init_row_{suffix}", len(rows), *place, row, len(rows))
 
-    def plan_draw(
+    def draw_launch(
         self,
         backend: Backend,
         row_dtype: RowDtype,
@@ -119,7 +119,7 @@ class RowInitializer(GivesFirstRows):
         keys: Array,
         table_seed: int,
         rows: Array | None = None,
-    ) -> Action:
+    ) -> Launch:
         n, dim = out.shape
         suffix, words = as_words(out)
         row = as_words(self._in_format(backend, row_dtype))[1]
@@ -171,7 +171,7 @@ class MatrixInitializer(GivesFirstRows):
             )
         row_dtype.check_finite(self._matrix, "Initial values of rows")
 
-    def plan_fill(
+    def fill_launch(
         self,
         backend: Backend,
         store: RowStore,
@@ -179,13 +179,13 @@ class MatrixInitializer(GivesFirstRows):
         keys: Array,
         table_seed: int,
         out: Array | None = None,
-    ) -> Action:
+    ) -> Launch:
         suffix, matrix = as_words(self._in_format(backend, store.row_dtype))
         place = _place(store, rows, out)
         source = (keys, as_i64(table_seed), matrix, len(self._matrix))
         return backend.prepared(f"init_matrix_{suffix}", len(rows), *place, *source, len(rows))
 
-    def plan_draw(
+    def draw_launch(
         self,
         backend: Backend,
         row_dtype: RowDtype,
@@ -193,7 +193,7 @@ class MatrixInitializer(GivesFirstRows):
         keys: Array,
         table_seed: int,
         rows: Array | None = None,
-    ) -> Action:
+    ) -> Launch:
         n, dim = out.shape
         suffix, words = as_words(out)
         matrix = as_words(self._in_format(backend, row_dtype))[1]
@@ -209,7 +209,7 @@ class MatrixInitializer(GivesFirstRows):
 
 
 def _place(store: RowStore, rows: Array, out: Array | None) -> tuple[Any, ...]:
-    """Returns what a kernel is told first that fills rows, as `plan_fill` is given them."""
+    """Returns what a kernel is told first that fills rows, as `fill_launch` is given them."""
     return (*store.place()[:3], rows, None if out is None else as_words(out)[1])
 
 

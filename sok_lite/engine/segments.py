@@ -11,7 +11,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, as_words
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.launches import Launch
 from sok_lite.backend.ragged import new_results, split_offsets
 from sok_lite.engine.sort import sort_items
 
@@ -131,9 +131,8 @@ def segment_sums(
         if size > _PIECE:
             adding.append(Work(size, arguments))
     # One after the other: the pieces are sums.
-    publish(
-        [*backend.joined("segment_sums", summing), *backend.joined("segment_add_pieces", adding)]
-    )
+    backend.launch_parts("segment_sums", summing)
+    backend.launch_parts("segment_add_pieces", adding)
     return out
 
 
@@ -158,15 +157,15 @@ def segment_sum(
     return segment_sums(backend, groups, Terms([rows]))[0]
 
 
-def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
-    """Prepares to copy rows of 16- or 32-bit elements.
+def gather_launch(backend: Backend, x: Array, index: Array) -> tuple[Array, Launch]:
+    """Returns a copy of rows of 16- or 32-bit elements, and the launch that writes it.
 
     Args:
       x: (m, dim), C-contiguous.
       index: (n,) int32, each in [0, m).
 
     Returns:
-      (`x[index]`, (n, dim) of x's dtype, which the action writes; the action).
+      (`x[index]`, (n, dim) of x's dtype; the launch).
     """
     out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
     suffix, words = as_words(x)

@@ -15,8 +15,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work, joined_launches
-from sok_lite.backend.publish import publish
+from sok_lite.backend.launches import launch_all
 from sok_lite.backend.ragged import (
     Allocate,
     gather_split,
@@ -40,7 +39,7 @@ from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.segments import group, plan_gather, segment_sums
+from sok_lite.engine.segments import gather_launch, group, segment_sums
 from sok_lite.engine.static_table import StaticTable
 
 
@@ -241,9 +240,10 @@ def _count_outside(tables: Sequence[StaticTable], keys: Sequence[Array], count: 
     """Counts row numbers that do not exist in their table, by one launch, into (1,) int64."""
     parts = []
     for table, its_keys in zip(tables, keys, strict=True):
-        part = Work(len(its_keys), (its_keys, table.num_rows, count, len(its_keys)))
-        parts.append((table.backend, "keys_count_outside", part))
-    publish(joined_launches(parts))
+        n = len(its_keys)
+        of_keys = (its_keys, table.num_rows, count, n)
+        parts.append([table.backend.prepared("keys_count_outside", n, *of_keys)])
+    launch_all(*parts)
 
 
 def _refuse(batch: Batch, tables: Sequence[StaticTable], keys: Sequence[Array]) -> None:
@@ -287,10 +287,10 @@ def _rows_of_keys(
 ) -> list[Array | None]:
     """Returns the row of each key, (its keys, dim) storage, of the tables where they are wanted."""
     results: list[Array | None] = [None] * len(rows)
-    actions = []
+    launches = []
     for i, is_wanted in enumerate(are_wanted):
         if is_wanted:
-            results[i], action = plan_gather(backend, rows[i], numbers[i])
-            actions.append([action])
-    publish(*actions)
+            results[i], launch = gather_launch(backend, rows[i], numbers[i])
+            launches.append([launch])
+    launch_all(*launches)
     return results

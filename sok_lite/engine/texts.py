@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import Action, plan_set
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 
@@ -167,9 +167,11 @@ class TextStore:
         recent = self._recent  # first: what is recent is older next
         return {**self._older, **recent}
 
-    def plan_replace(self, texts: dict[int, bytes]) -> list[Action]:
-        """Prepares to remember these texts and no others."""
-        return plan_set(self, _older=texts, _recent={}, _text_bytes=_size_of(texts))
+    def replace(self, texts: dict[int, bytes]) -> None:
+        """Remembers these texts and no others."""
+        num_bytes = _size_of(texts)
+        with uninterrupted():
+            self._older, self._recent, self._text_bytes = texts, {}, num_bytes
 
 
 def _size_of(texts: Mapping[int, bytes]) -> int:

@@ -7,7 +7,7 @@ more.
 
 A key without a row gets one, as by a lookup of all keys of its table's update: it was erased or
 evicted since its own lookup, or never looked up, or refused. Insertions and the step of all tables
-are published together. Keys that a table refuses are left out, and so is every key without a row if
+are launched together. Keys that a table refuses are left out, and so is every key without a row if
 its table admits only some new keys; both are counted.
 """
 
@@ -19,35 +19,35 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.base import F32, joined_launches
-from sok_lite.backend.publish import Action, Launch, publish
+from sok_lite.backend.base import F32
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.backend.ragged import contiguous, split
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.rule import (
     RowStep,
     RuleStep,
     check_step,
-    counting_nonfinite,
-    plan_update,
+    count_nonfinite_launch,
     rule_step,
 )
 from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding, holding_since, last_change
-from sok_lite.engine.table.lookups import look_up_batch
-from sok_lite.engine.table.new_keys import LookupRequest
+from sok_lite.engine.table.find import look_up_batch
+from sok_lite.engine.table.insert import LookupRequest
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
-    plan_mark_seen,
+    mark_seen_launches,
     resolve_rows,
     touch,
 )
 
-# Changes the rows of a step, under the locks of its tables, and publishes actions with them.
-Change = Callable[[Sequence[Action]], None]
+# Changes the rows of a step, under the locks of its tables; returns those that have inserted keys.
+Change = Callable[[], Sequence[EmbeddingTable]]
 
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
@@ -82,11 +82,12 @@ class Step(Protocol):
     def prepare(self) -> None:
         """Checks the step: raises its errors, and changes no row. It need not be called."""
 
-    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
+    def commit(self, note: Callable[[], None] | None = None) -> None:
         """Takes the step.
 
         Args:
-          extra_actions: actions to be published together with the change of the rows.
+          note: called with the change of the rows: also where an error follows that says of a step
+            that it was taken, such as RefusedError.
         """
 
 
@@ -119,18 +120,18 @@ class HeldStep(ABC):
         """Checks the step: raises its errors, and changes no row."""
         holding(self._tables(), self._prepare)
 
-    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
+    def commit(self, note: Callable[[], None] | None = None) -> None:
         """Takes the step.
 
         Args:
-          extra_actions: actions to be published together with the change of the rows.
+          note: called with the change of the rows.
         """
         tables, prepared = self._tables(), self._prepared
         if prepared is None:
-            holding(tables, lambda: self.get_ready(is_whole=True)(extra_actions))
+            holding(tables, lambda: self._take(self.get_ready(is_whole=True), note))
         else:
             since, change = prepared
-            holding_since(tables, since, partial(self._take_prepared, change, extra_actions))
+            holding_since(tables, since, partial(self._take_prepared, change, note))
 
     def _prepare(self) -> None:
         change = self.get_ready(is_whole=False)
@@ -141,9 +142,17 @@ class HeldStep(ABC):
         return [update.table for update in self.updates]
 
     def _take_prepared(
-        self, change: Change, extra_actions: Sequence[Action], is_unchanged: bool
+        self, change: Change, note: Callable[[], None] | None, is_unchanged: bool
     ) -> None:
-        (change if is_unchanged else self.get_ready(is_whole=True))(extra_actions)
+        self._take(change if is_unchanged else self.get_ready(is_whole=True), note)
+
+    def _take(self, change: Change, note: Callable[[], None] | None) -> None:
+        with uninterrupted():
+            tables = change()
+            if note is not None:
+                note()
+        for table in tables:
+            table.report_refused()
 
     @abstractmethod
     def get_ready(self, is_whole: bool) -> Change:
@@ -186,18 +195,19 @@ class JoinedStep(Step):
             step.prepare()
         self._is_prepared = True
 
-    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
+    def commit(self, note: Callable[[], None] | None = None) -> None:
         """Takes the steps.
 
         Args:
-          extra_actions: actions to be published together with the last one.
+          note: called with the change of the last one's rows.
         """
         if not self._is_prepared:
             self.prepare()
         *others, last = self._steps
-        for step in others:
-            step.commit()
-        last.commit(extra_actions)
+        with uninterrupted():
+            for step in others:
+                step.commit()
+            last.commit(note)
 
 
 class UpdateStep(HeldStep):
@@ -223,7 +233,7 @@ class UpdateStep(HeldStep):
         options, updates = self.options, merged(self.updates)
         if not updates:
             check_step(options.learning_rate, options.number)
-            return publish
+            return tuple
         # Most steps have one rule, and most tables one dimension.
         steps: dict[int, RuleStep] = {}
         kinds: dict[tuple[int, int], Kinds] = {}
@@ -254,46 +264,45 @@ class UpdateStep(HeldStep):
             )
             for each, its, its_states in zip(updates, by_row, states, strict=True)
         ]
-        return partial(self._take, list(zip(by_row, steps_of_rows, strict=True)))
+        return partial(self._change, list(zip(by_row, steps_of_rows, strict=True)))
 
-    def _take(
-        self, pairs: Sequence[tuple[ResolvedUpdate, RowStep]], extra_actions: Sequence[Action]
-    ) -> None:
+    def _change(self, pairs: Sequence[tuple[ResolvedUpdate, RowStep]]) -> list[EmbeddingTable]:
         num_nonfinite = self.options.num_nonfinite
         if num_nonfinite is None:
             num_nonfinite = pairs[0][0].table.backend.xp.zeros(1, np.int64)
         touch([update for update, _ in pairs])
         new = [pair for pair in pairs if pair[0].inserts]
         others = [pair for pair in pairs if not pair[0].inserts] if new else pairs
-        actions = plan_mark_seen([update for update, _ in others])
-        actions += plan_update([step for _, step in others], num_nonfinite)
+        launches = [
+            [*mark_seen_launches(update), step.launch(num_nonfinite)] for update, step in others
+        ]
+        if new:
+            _insert(new, num_nonfinite, launches)
+        else:
+            launch_all(*launches)
         for update, _ in others:
-            if update.num_without_row:
-                actions += update.table.plan_count(not_updated=update.num_without_row)
-        if not new:
-            publish(actions, extra_actions)
-            return
-        _insert(new, num_nonfinite, [actions, extra_actions])
+            update.table.counters.not_updated += update.num_without_row
+        return [update.table for update, _ in new]
 
 
 def _insert(
     pairs: Sequence[tuple[ResolvedUpdate, RowStep]],
     num_nonfinite: Array,
-    extra_actions: Sequence[Sequence[Action]],
+    others: Sequence[Sequence[Launch]],
 ) -> None:
     """Inserts the keys of updates that have no row, and takes each step once its keys have theirs.
 
     Args:
       pairs: updates and their steps, without row numbers yet.
       num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
-      extra_actions: published with the insertions.
+      others: lists of launches that are made with the insertions.
     """
     backend = pairs[0][0].table.backend
     keys = backend.xp.concatenate([update.keys for update, _ in pairs])
     rows = backend.xp.empty(keys.size, np.uint32)
 
-    def then(step: RowStep) -> list[Action]:
-        return [Launch(step.store.backend, step.kernel, step.part(num_nonfinite))]
+    def then(step: RowStep) -> list[Launch]:
+        return [step.launch(num_nonfinite)]
 
     rows_of_each = split(rows, [update.keys.size for update, _ in pairs])
     requests = [
@@ -304,9 +313,7 @@ def _insert(
         )
         for (update, step), its_rows in zip(pairs, rows_of_each, strict=True)
     ]
-    look_up_batch(backend, keys, rows, requests, extra_actions, is_lookup=False)
-    for update, _ in pairs:
-        update.table.report_refused()
+    look_up_batch(backend, keys, rows, requests, others, is_lookup=False)
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
@@ -371,9 +378,9 @@ def raise_if_nonfinite(updates: Sequence[ResolvedUpdate]) -> None:
     counts = backend.xp.zeros(len(updates), np.int64)
     # Keys that are to be inserted count as well. `rows` says which count, NO_ROW does not.
     rows = [None if each.inserts else each.rows for each in updates]
-    publish(
-        joined_launches(
-            (backend, *counting_nonfinite(each.grads, its_rows, counts[i : i + 1]))
+    launch_all(
+        *(
+            [count_nonfinite_launch(each.table.backend, each.grads, its_rows, counts[i : i + 1])]
             for i, (each, its_rows) in enumerate(zip(updates, rows, strict=True))
         )
     )

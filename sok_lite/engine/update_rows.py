@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work, joined_launches
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.backend.ragged import split, split_offsets
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.segments import Terms, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.finding import find_and_mark_seen
+from sok_lite.engine.table.find import find_and_mark_seen
 from sok_lite.engine.table.last_gradient import KnownRows
 
 
@@ -107,7 +106,7 @@ def resolve_rows(updates: Sequence[Update], marks: bool) -> list[ResolvedUpdate]
 
     Args:
       marks: whether keys that are searched for may count as seen by the last lookup at once, though
-        the step may still fail; otherwise `plan_mark_seen` marks them with the step.
+        the step may still fail; otherwise `mark_seen_launches` mark them with the step.
     """
     backend, sought = updates[0].table.backend, list(map(_Sought.of, updates))
     doubtful = [i for i, each in enumerate(updates) if not each.of_gradient]
@@ -174,14 +173,12 @@ def touch(updates: Sequence[ResolvedUpdate]) -> None:
             find_and_mark_seen(each.table, each.keys)
 
 
-def plan_mark_seen(updates: Sequence[ResolvedUpdate]) -> list[Action]:
-    """Prepares to mark the keys of updates as seen by the last lookups, where they are not yet."""
-    parts = []
-    for each in updates:
-        if not (each.are_seen or each.inserts or each.table.sees_updates):
-            launch = each.table.mark_seen_search(each.keys).launch
-            parts.append((each.table.backend, launch.kernel, launch.part))
-    return joined_launches(parts)
+def mark_seen_launches(update: ResolvedUpdate) -> list[Launch]:
+    """Returns the launches that mark the keys of an update as seen by the last lookup, where they
+    are not yet."""
+    if update.are_seen or update.inserts or update.table.sees_updates:
+        return []
+    return [update.table.mark_seen_search(update.keys).launch]
 
 
 def _have_rows(sought: Sequence[_Sought]) -> bool:
@@ -216,7 +213,7 @@ def _recall(
         return []
     sizes = [len(each.update.keys) for each in sought]
     results = split(sought[0].update.table.backend.xp.empty(sum(sizes), np.uint32), sizes)
-    parts = []
+    launches = []
     for i, ((update, known), size, rows) in enumerate(zip(sought, sizes, results, strict=True)):
         table = update.table
         stored: tuple[Array | None, Array | None] = (None, None)
@@ -228,8 +225,8 @@ def _recall(
         ]
         number = 0 if lookup_numbers is None else lookup_numbers[i]
         arguments = (*table.index.place(), number, update.keys, *stored, rows, *counts, size)
-        parts.append((table.backend, "recall_rows", Work(size, arguments)))
-    publish(joined_launches(parts))
+        launches.append([table.backend.prepared("recall_rows", size, *arguments)])
+    launch_all(*launches)
     return results
 
 

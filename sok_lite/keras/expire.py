@@ -6,7 +6,7 @@ from typing import Any
 from sok_lite.bridge import table_ops
 from sok_lite.bridge.keras import held
 from sok_lite.engine.dtypes import check_integer
-from sok_lite.engine.table.removal import check_limits
+from sok_lite.engine.table.remove import check_limits
 from sok_lite.keras.checkpoint import is_skipping
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.backend.publish import publish
 from sok_lite.bridge import checkpoint, stored, table_exports
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
@@ -205,7 +204,7 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
     if not saving.restores_optimizers():
         variable.settle_states()
     if kept is not None:
-        publish(kept.plan_replace(texts))
+        kept.replace(texts)
     saving.note(variable)
 
 

@@ -9,14 +9,13 @@ import struct
 from collections.abc import Sequence
 from ctypes import addressof
 from enum import IntEnum
-from functools import partial
 from typing import Any, NamedTuple
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.arguments import WORDS
-from sok_lite.backend.publish import Action, Launch
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.hashing import seed_of_process
-from sok_lite.engine.table.new_keys import most_new_items
+from sok_lite.engine.table.insert import most_new_items
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, call_of, operations
 from sok_lite.native.gpu import record_of
@@ -49,12 +48,11 @@ class Drawing(NamedTuple):
     arrays: Any
 
     @staticmethod
-    def of(action: Action, keys: Array) -> "Drawing":
-        """Returns a launch that an initializer has prepared, for the keys that it is given."""
-        assert isinstance(action, Launch)
-        backend, arguments = action.backend, action.part.arguments
-        kernel, num_arguments = backend.kernel(action.kernel)
-        words = backend.words_of(action.kernel, arguments)
+    def of(launch: Launch, keys: Array) -> "Drawing":
+        """Returns the launch of an initializer, for the keys that it is given."""
+        backend, arguments = launch.backend, launch.part.arguments
+        kernel, num_arguments = backend.kernel(launch.kernel)
+        words = backend.words_of(launch.kernel, arguments)
         takes_keys = any(each is keys for each in arguments)
         return Drawing(kernel, num_arguments, takes_keys, words, arguments)
 
@@ -360,14 +358,14 @@ class PlannedCall(NativeCall):
             )
 
 
-def plan_mode(mode: int) -> Action:
-    """Prepares to tell native code what blocks of `inference_mode` say.
+def set_mode(mode: int) -> None:
+    """Tells native code what blocks of `inference_mode` say.
 
     Args:
       mode: 0: none is open; 1: one is; 2 and 3: one is, by which a missing key gives "initial" or
         "zeros".
     """
-    return partial(operations().library.sok_ops_set_mode, ctypes.c_int64(mode))
+    operations().library.sok_ops_set_mode(ctypes.c_int64(mode))
 
 
 def num_entries() -> int:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import RowDtype, row_dtype
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.table import EmbeddingTable
@@ -161,7 +160,7 @@ def clock_of(source: Source) -> Clock | None:
     if not facts.get("spans", {}).get("numbers"):
         return None
     spans, clock = Spans.of(facts["spans"], facts["num_lookups"]), Clock()
-    publish(clock.plan_restart(facts["num_lookups"], spans))
+    clock.restarting(facts["num_lookups"], spans)()
     return clock
 
 

@@ -5,7 +5,7 @@ docs/checkpoint_format.md has the files.
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend.publish import Action
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras.held import is_layer
@@ -24,7 +23,6 @@ from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.static_variable import StaticVariable
-from sok_lite.bridge.tf_private import context, execute
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.dump import BackgroundDump, dump_in_background
@@ -498,8 +496,8 @@ class _VariableRows(StaticPart):
 
         return read
 
-    def plan_assign(self, columns: Mapping[str, np.ndarray]) -> list[Action]:
-        actions: list[Action] = []
+    def assignment(self, columns: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        pairs = []
         for name, rows in columns.items():
             variable = self._variables[name]
             with tf.device(variable.device):
@@ -508,7 +506,10 @@ class _VariableRows(StaticPart):
                 else:
                     tensor = tf.cast(tf.constant(rows), variable.dtype)
                 tensor = tf.identity(tensor)
-            # Not `assign`, which is Python: an interrupt would come between two variables.
-            arguments = (context(), "AssignVariableOp", None, variable.handle, tensor)
-            actions.append(partial(execute, *arguments))
-        return actions
+            pairs.append((variable, tensor))
+
+        def assign() -> None:
+            for variable, tensor in pairs:
+                variable.assign(tensor)
+
+        return assign

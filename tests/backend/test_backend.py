@@ -8,7 +8,6 @@ import pytest
 from sok_lite.backend import build, get_backend, local_ranks
 from sok_lite.backend.base import Work
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
-from sok_lite.backend.publish import publish
 from sok_lite.engine.segments import segment_sum
 from tests.support.helpers import run_threads
 from tests.support.own_process import run_program
@@ -50,9 +49,9 @@ def test_a_launch_of_several_parts_does_each_with_its_own_arguments(backend, num
     parts = [
         Work(len(each), (each, last, len(each))) for each, last in zip(arrays, lasts, strict=True)
     ]
-    launches = backend.joined("last_occurrence", parts)
+    launches = backend.packed("last_occurrence", [part for part in parts if part.num_items])
     assert len(launches) == (1 if backend.name == "cpu" or num_parts < 1400 else 2)
-    publish(launches)
+    backend.launch_parts("last_occurrence", parts)
     for each, last in zip(labels, lasts, strict=True):
         where = [np.flatnonzero(each == label) for label in range(7)]
         assert backend.to_host(last).tolist() == [max(at, default=-1) for at in where]
@@ -62,7 +61,7 @@ def test_a_counter_of_one_part_is_not_that_of_another(backend):
     flags = [backend.xp.ones(size, np.int32) for size in (3, 0, 70, 1, 64)]
     counts = backend.xp.zeros((5, 1), np.int64)
     parts = [Work(len(each), (each, counts[i], len(each))) for i, each in enumerate(flags)]
-    publish(backend.joined("count_flags", parts))
+    backend.launch_parts("count_flags", parts)
     assert backend.to_host(counts).reshape(-1).tolist() == [3, 0, 70, 1, 64]
 
 
@@ -71,14 +70,16 @@ def test_parts_may_share_arrays(backend):
     for flags, expected in (([one, other, one], [6, 70]), ([one] * 3, [9, 0])):
         counts = backend.xp.zeros((2, 1), np.int64)
         parts = [Work(len(its), (its, counts[int(its is other)], len(its))) for its in flags]
-        publish(backend.joined("count_flags", parts))
+        backend.launch_parts("count_flags", parts)
         assert backend.to_host(counts).reshape(-1).tolist() == expected
 
 
-def test_parts_of_no_items_are_no_launch(backend):
+def test_parts_of_no_items_are_no_launch(backend, monkeypatch):
     nothing = backend.xp.zeros(0, np.int32)
-    assert backend.joined("count_flags", []) == []
-    assert backend.joined("count_flags", [Work(0, (nothing, None, 0))] * 3) == []
+    monkeypatch.setattr(backend, "packed", lambda *_: pytest.fail("a launch"))
+    backend.launch_parts("count_flags", [])
+    backend.launch_parts("count_flags", [Work(0, (nothing, None, 0))] * 3)
+    backend.prepared("count_flags", 0, nothing, None, 0)()
 
 
 def test_launches_from_several_python_threads_at_once():
@@ -186,10 +187,10 @@ def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place(backend):
         arguments = [*good.arguments]
         arguments[i] = wrong
         with pytest.raises(TypeError, match=message):
-            backend.joined("dense_gather_u32", [good, Work(3, arguments), good])
+            backend.launch_parts("dense_gather_u32", [good, Work(3, arguments), good])
     chunks, rows = xp.zeros(1, np.uint64), xp.zeros(1, np.uint32)
     with pytest.raises(TypeError, match="Argument 4 .* a float of 32 bits. Received: 'x'"):
-        backend.joined("rows_fill", [Work(1, (chunks, 0, 1, rows, "x", 1))])
+        backend.launch_parts("rows_fill", [Work(1, (chunks, 0, 1, rows, "x", 1))])
 
 
 def test_the_smallest_numbers_are_not_taken_for_zero(backend):

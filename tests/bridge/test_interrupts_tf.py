@@ -1,6 +1,6 @@
 """Ctrl-C in eager lookups, assignments and updates: the variable is as before or as after.
 
-What a table makes of an exception at each of its lines is in tests/engine/test_interrupts.py; here
+What a table makes of Ctrl-C in each of its functions is in tests/engine/test_interrupts.py; here
 real signals reach what lies between TensorFlow and the table as well.
 """
 
@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.engine.table import RefusedError
 from tests.conftest import QUICK
 from tests.support.own_process import run_limited
-from tests.support.tripwire import Tripwire
+from tests.support.tripwire import CtrlC
 
 PROGRAM = """
     import random
@@ -103,7 +104,7 @@ def test_an_interrupted_step_counts_if_its_rows_have_moved():
     step()
     interrupted = 0
     for at in range(1, 2000):
-        wire = Tripwire(at, KeyboardInterrupt)
+        wire = CtrlC(at)
         try:
             wire.run(step)
         except KeyboardInterrupt:
@@ -112,3 +113,18 @@ def test_an_interrupted_step_counts_if_its_rows_have_moved():
         if wire.place is None:
             break
     assert interrupted > 50
+
+
+def test_a_step_that_refuses_keys_counts():
+    """The rows of the other keys have moved."""
+    table = sok.DynamicVariable(
+        2, "zeros", "hybrid", name="refusing", init_capacity=16, max_capacity=16, on_refused="error"
+    )
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
+    keys = tf.range(100, dtype=tf.int64)
+    gradient = tf.IndexedSlices(-tf.ones([100, 2]), keys, tf.constant([100, 2]))
+    with pytest.raises(RefusedError):
+        optimizer.apply_gradients([(gradient, table)])
+    rows = sok.export(table)[1].numpy()
+    assert len(rows) > 10 and (rows == 1).all()
+    assert int(optimizer.iterations) == 1

@@ -31,13 +31,13 @@ def test_initial_values_are_drawn_for_missing_keys_alone(make, monkeypatch):
     )
     variable.upsert(np.arange(1000), np.ones((1000, 2)))
     table, drawn = variable.rows.table, []
-    plan_draw = table.initializer.plan_draw
+    draw_launch = table.initializer.draw_launch
 
     def noted(backend, row_dtype, out, keys, seed, rows=None):
         drawn.append(keys.size if rows is None else int((rows == 2**32 - 1).sum()))
-        return plan_draw(backend, row_dtype, out, keys, seed, rows)
+        return draw_launch(backend, row_dtype, out, keys, seed, rows)
 
-    monkeypatch.setattr(type(table.initializer), "plan_draw", lambda _, *args: noted(*args))
+    monkeypatch.setattr(type(table.initializer), "draw_launch", lambda _, *args: noted(*args))
     variable.lookup(np.arange(1000))
     assert sum(drawn) == 0
     rows = variable.lookup([5, 5000, 7, 6000, 5000]).numpy()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.backend.publish import publish
+from sok_lite.backend.launches import launch_all
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.admission import PendingCounts, plan_draw
+from sok_lite.engine.table.admission import PendingCounts, draw_launch
 from tests.support import reference
 from tests.support.helpers import new_table, sized
 
@@ -23,7 +23,7 @@ def drawn(backend, keys, ratio, seed, lookup):
     """Which keys are drawn, (n,) bool; the count must say how many."""
     xp = backend.xp
     chosen, count = xp.full(keys.size, 7, np.uint8), xp.zeros(1, np.int64)
-    plan_draw(backend, keys, ratio, seed, lookup, chosen, count)()
+    draw_launch(backend, keys, ratio, seed, lookup, chosen, count)()
     assert int(count[0]) == int(chosen.sum())
     return backend.to_host(chosen.view(bool))
 
@@ -164,9 +164,10 @@ def count(counter, keys, lookup):
     """Counts distinct keys (n,) int64 once more."""
     xp = counter.backend.xp
     admitted, counts = xp.ones(int(keys.size), np.uint8), xp.zeros(2, np.int64)
-    counted, actions = counter.plan_count(keys, lookup, admitted, counts)
-    publish(actions)
-    publish(counter.plan_note(counted, int(counts[1])))
+    counted, launches = counter.count_launches(keys, lookup, admitted, counts)
+    launch_all(launches)
+    launch_all(counter.store_launches(counted, int(counts[1])))
+    counter.record.size += int(counts[1])
 
 
 def test_a_count_stays_below_what_marks_a_missing_row(backend):

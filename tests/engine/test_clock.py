@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from sok_lite.backend.publish import plan_set, publish
 from sok_lite.engine.table import clock as clock_module
 from sok_lite.engine.table.clock import Clock, Spans
 from tests.conftest import QUICK
@@ -14,7 +13,7 @@ from tests.support.helpers import new_table
 
 def tick(clock):
     """Begins a lookup and returns its number."""
-    publish(clock.plan_tick())
+    clock.tick()
     return clock.now
 
 
@@ -87,15 +86,12 @@ def test_clocks_that_tick_together_tick_as_each_would(time, seed):
         time.now += rng.choice([0.01, 0.4, 3.0, -0.2], p=[0.7, 0.2, 0.05, 0.05])
         which = np.flatnonzero(rng.random(3) < 0.7)
         some = [clocks[i] for i in which]
-        together = Clock.plan_tick_alike(some)
+        is_alike = Clock.tick_alike(some)
+        have_ticked_alike.add(is_alike)
         for i in which:
             tick(twins[i])
-        if together is None:
-            together = [action for clock in some for action in clock.plan_tick()]
-            have_ticked_alike.add(False)
-        else:
-            have_ticked_alike.add(True)
-        publish(together)
+            if not is_alike:
+                tick(clocks[i])
         assert list(map(state_of, clocks)) == list(map(state_of, twins))
     assert have_ticked_alike == {True, False}
 
@@ -114,16 +110,19 @@ def test_a_clock_that_needs_more_does_not_tick_with_others(time, change):
     clocks = [Clock(), Clock()]
     for clock in clocks:
         tick(clock)
-    assert len(Clock.plan_tick_alike(clocks)) == 2
-    publish(plan_set(clocks[1], **change))
-    assert Clock.plan_tick_alike(clocks) is None
+    assert Clock.tick_alike(clocks)
+    for name, value in change.items():
+        setattr(clocks[1], name, value)
+    before = list(map(state_of, clocks))
+    assert not Clock.tick_alike(clocks)
+    assert list(map(state_of, clocks)) == before
 
 
 def test_after_a_restart_everything_counts_as_seen_then(time):
     clock = Clock()
     tick(clock)
     time.now += 500
-    publish(clock.plan_restart(70))
+    clock.restarting(70)()
     assert clock.first_since(time.now - 100) <= 70
     time.now += 100
     assert clock.first_since(time.now - 50) == 71
@@ -220,7 +219,7 @@ def test_spans_survive_as_text(time, n):
     saved = json.loads(json.dumps(clock.spans._asdict()))
     time.now += 500
     tick(other)
-    publish(other.plan_restart(clock.now, Spans.of(saved, clock.now)))
+    other.restarting(clock.now, Spans.of(saved, clock.now))()
     assert other.now == n
     numbers = np.arange(n + 1)
     if n:
@@ -269,7 +268,7 @@ def test_halving_keeps_the_order_of_times(time):
         time.now += 10
         tick(clock)
     assert clock.is_full
-    publish(clock.plan_halve())
+    clock.halve()
     assert not clock.is_full
     assert clock.now == 2**31 - 1
     time.now += 10

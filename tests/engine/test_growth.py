@@ -240,8 +240,7 @@ def test_memory_goes_back_to_the_system():
             index.insert(keys, rows, 1)
         full = resident() - before
         assert index.num_bytes < 1.1 * full, (index.num_bytes, full)
-        for action in index.plan_erase(keys[1000:]):
-            action()
+        index.erase(keys[1000:])
         index.clean()
         few = resident() - before
         assert index.size == 1000 and index.num_bytes < 1 << 20

@@ -214,10 +214,10 @@ def test_rows_are_the_same_for_every_seed(backend, kind):
 
 def test_keys_that_are_chosen_against_no_seed_are_deduplicated_as_any_others(backend):
     keys, slots = chosen_keys.of_one_line(300), []
-    backend, joined = copy.copy(backend), backend.joined
+    backend, packed = copy.copy(backend), backend.packed
 
     def noting(kernel, parts):
-        launches = joined(kernel, parts)
+        launches = packed(kernel, parts)
         if kernel != "dedup_insert":
             return launches
         for launch in launches:
@@ -226,7 +226,7 @@ def test_keys_that_are_chosen_against_no_seed_are_deduplicated_as_any_others(bac
         slots.extend(backend.to_host(slots_of_items).tolist())
         return []
 
-    backend.joined = noting
+    backend.packed = noting
     found = unique(backend, backend.from_host(np.concatenate([keys, keys[::-1]])))
     assert backend.to_host(found.unique_keys).tolist() == keys.tolist()
     assert backend.to_host(found.inverse).tolist() == [*range(300), *reversed(range(300))]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from scripts.bench.common.row_steps import ensure_state
-from sok_lite.backend.publish import publish
 from sok_lite.comm import SingleCommunicator, run_ranks
 from sok_lite.engine import lookup
 from sok_lite.engine.gathered_update import GatheredStep, Stepped
@@ -499,7 +498,7 @@ def test_numbers_are_halved_with_those_of_the_table(backend):
         table = new_table(backend, DIM, **options)
         table.log_removals()
         table.find_or_insert([1, 2, 3, 4])
-        publish(table.clock.plan_restart(2**32 - 2))
+        table.clock.restarting(2**32 - 2)()
         table.find_or_insert([1, 2])
         table.erase([2, 3])
         noted = table.num_lookups

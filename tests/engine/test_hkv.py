@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table import hkv_insertion
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_options import STRATEGIES
 from tests.conftest import QUICK
@@ -403,10 +402,10 @@ def test_refusal_may_be_an_error_after_the_rest_is_done(backend, operation):
 
 def test_an_initializer_that_raises_gives_the_new_rows_back(backend):
     class Fails(KeyInitializer):
-        def plan_fill(self, *args):
+        def fill_launch(self, *args):
             if failing:
                 raise ZeroDivisionError
-            return super().plan_fill(*args)
+            return super().fill_launch(*args)
 
     table = full_table(backend, slots=16)
     table.initializer = Fails()
@@ -425,14 +424,14 @@ def test_an_initializer_that_raises_gives_the_new_rows_back(backend):
     assert table.store.num_rows <= 16
 
 
-@pytest.mark.parametrize("where", ["output", "claim", "reserve", "unplaced", "plan_assign"])
+@pytest.mark.parametrize("where", ["output", "claim", "reserve", "unplaced", "assign_launches"])
 def test_whatever_fails_before_an_eviction_leaves_the_table_as_it_was(backend, monkeypatch, where):
     """No key is evicted, the new ones are not there, and no row is lost."""
     table = full_table(backend, slots=16, max_hbm_for_vectors=8 * 4 / 2**30)
     ensure_state(table.store, "m", 0.5)
     table.find_or_insert(np.arange(16))
     before = [backend.to_host(part).tolist() for part in table.export()]
-    owner = {"unplaced": hkv_insertion, "reserve": table.tiers, "plan_assign": table.tiers}
+    owner = {"unplaced": table.index, "reserve": table.tiers, "assign_launches": table.tiers}
 
     def no_memory(*args, **kwargs):
         raise MemoryError

@@ -84,7 +84,7 @@ def test_rows_of_a_table_get_the_same_values_rounded(backend, initializer, dtype
     given = rows.copy()
     given[::7] = NO_ROW
     places, of_rows, out = backend.from_host(given), backend.from_host(keys), store.output(1000)
-    initializer.plan_fill(backend, store, places, of_rows, SEED, out)()
+    initializer.fill_launch(backend, store, places, of_rows, SEED, out)()
     values = draw(backend, initializer, keys, 33)
     stored = backend.to_host(store.read(backend.from_host(rows)))
     assert not stored[::7].any()
@@ -223,7 +223,7 @@ def test_keys_spread_over_the_rows_of_a_matrix(backend):
     taken = []
     for seed in (SEED, SEED + 1):
         out = backend.xp.empty((8000, 1), np.float32)
-        initializer.plan_draw(backend, row_dtype("float32"), out, keys, seed)()
+        initializer.draw_launch(backend, row_dtype("float32"), out, keys, seed)()
         taken.append(backend.to_host(out)[:, 0])
     counts = np.bincount(taken[0].astype(int))
     assert counts.shape == (4,) and abs(counts - 2000).max() < 5 * np.sqrt(8000 * 3 / 16)
@@ -244,7 +244,7 @@ def test_a_matrix_that_does_not_fit_is_refused():
 
 
 def check_given_rows(backend, initializer, dtype, dim, n, expected):
-    """Compares what `plan_fill` and `plan_draw` write, with rows that they skip, and without."""
+    """Compares what `fill_launch` and `draw_launch` write, with rows that they skip, or without."""
     format_of, keys = row_dtype(dtype), backend.from_host(some_keys(n))
     store = RowStore(backend, dim, format_of)
     rows = backend.to_host(store.allocate(n))[::-1]
@@ -255,14 +255,14 @@ def check_given_rows(backend, initializer, dtype, dim, n, expected):
     kept[::7] = 0
     for out in (None, backend.from_host(nines.copy())):  # those of keys without a row, too
         store.write(backend.from_host(rows), backend.xp.zeros_like(backend.from_host(nines)))
-        initializer.plan_fill(backend, store, backend.from_host(given), keys, SEED, out)()
+        initializer.fill_launch(backend, store, backend.from_host(given), keys, SEED, out)()
         np.testing.assert_array_equal(backend.to_host(store.read(backend.from_host(rows))), kept)
     np.testing.assert_array_equal(backend.to_host(out)[::7], expected[::7])
     out = backend.from_host(nines.copy())
-    initializer.plan_draw(backend, format_of, out, keys, SEED, backend.from_host(given))()
+    initializer.draw_launch(backend, format_of, out, keys, SEED, backend.from_host(given))()
     nines[::7] = expected[::7]
     np.testing.assert_array_equal(backend.to_host(out), nines)
-    initializer.plan_draw(backend, format_of, out, keys, SEED)()
+    initializer.draw_launch(backend, format_of, out, keys, SEED)()
     np.testing.assert_array_equal(backend.to_host(out), expected)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import Backend
-from sok_lite.backend.publish import publish
 from sok_lite.engine.table import clock as clock_module
 from sok_lite.engine.table.clock import Clock, Spans
 from sok_lite.engine.table.exclusive import changing_alone
@@ -135,7 +134,7 @@ def test_the_order_of_times_counts_and_not_the_times(build):
     table = build()
 
     def insides_at(times, ends):
-        publish(table.clock.plan_restart(7, Spans([1, 3, 5], times, ends)))
+        table.clock.restarting(7, Spans([1, 3, 5], times, ends))()
         return insides([table])
 
     before = insides_at([3.0, 5.0, 9.0], [4.0, 6.0, 9.5])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.build import find_library
-from sok_lite.backend.publish import plan_set, publish
 from sok_lite.backend.sources import kernel_folder
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.rows import record as row_records
@@ -88,8 +87,9 @@ def test_a_record_is_used_again_under_another_generation():
     record = new_record()
     address, generation = ctypes.addressof(record), record.generation
     clock = Clock.of(record)
-    publish(clock.plan_tick())
-    publish(plan_set(record, is_settled=1, allows=1, row_epoch=7, index=16, store=32))
+    clock.tick()
+    record.is_settled, record.allows, record.row_epoch = 1, 1, 7
+    record.index, record.store = 16, 32
     record.counters.erased = 3
     retire(record)
     again = new_record()
@@ -100,7 +100,7 @@ def test_a_record_is_used_again_under_another_generation():
     assert set(again.counters.by_name().values()) == {0}
     clock = Clock.of(again)
     assert (clock.now, clock.spans.numbers, again.clock.now) == (0, [], 0)
-    publish(clock.plan_tick())
+    clock.tick()
     assert again.clock.now == 1
     other = new_record()
     assert ctypes.addressof(other) != address
@@ -194,7 +194,7 @@ def _compare(library, time, num_tables, seed):
         time.now += rng.choice(steps[:5] if number < 100 else steps)
         if number == 200:  # the end of the numbers comes in the middle
             for clock in (clocks[-1], twins[-1]):
-                publish(plan_set(clock, now=LAST_LOOKUP_NUMBER - 3))
+                clock.now = LAST_LOOKUP_NUMBER - 3
         if rng.random() < 0.2:  # one is ahead of the others
             i = rng.integers(num_tables)
             for clock in (clocks[i], twins[i]):
@@ -218,8 +218,8 @@ def _compare(library, time, num_tables, seed):
 
 def _tick(clock):
     if clock.is_full:
-        publish(clock.plan_halve())
-    publish(clock.plan_tick())
+        clock.halve()
+    clock.tick()
 
 
 def _why_not(clock, at):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from scripts.bench.common.row_steps import ensure_state
-from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
@@ -288,7 +287,7 @@ def test_erased_rows_are_used_again_with_fresh_values_and_states(backend, var_ty
     keys = np.arange(1000)
     rows = table.find_or_insert(keys)
     table.accumulate(keys, np.ones((1000, 4), np.float32))
-    table.store.plan_fill("m", rows)()
+    table.store.fill_launch("m", rows)()
     table.store.write(rows, backend.xp.full((1000, 4), 9, np.float32), column="m")
     assert table.erase(keys[::2]) == 500
     found = table.lookup(keys[::2] + 5000)
@@ -676,10 +675,10 @@ def test_an_error_for_want_of_memory_says_how_much(backend, var_type, monkeypatc
 
 def test_an_initializer_that_raises_costs_no_rows(backend, var_type):
     class Fails(KeyInitializer):
-        def plan_fill(self, *args):
+        def fill_launch(self, *args):
             if failing:
                 raise ZeroDivisionError
-            return super().plan_fill(*args)
+            return super().fill_launch(*args)
 
     failing = True
     table = make_table(var_type, backend, 4, initializer=Fails(), **OPTIONS[var_type])
@@ -924,6 +923,6 @@ def test_rows_that_find_no_memory_to_be_given_back_stay_taken(backend, var_type,
     rows = table.find([3])
     monkeypatch.setattr(backend.xp, "concatenate", no_memory)
     with pytest.raises(MemoryError):
-        publish(table.store.plan_release(rows))
+        table.store.release(rows)
     monkeypatch.undo()
     assert table.store.numbers.num_free == 0

@@ -32,7 +32,6 @@ import numpy as np
 
 from scripts.bench.common.measuring import backends, note, result
 from sok_lite.backend import Backend
-from sok_lite.backend.publish import publish
 from sok_lite.engine.hashing import fix_seed
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv import RefusedError
@@ -44,23 +43,18 @@ from tests.support.simt import backend as simt
 from tests.support.simt import runtime
 from tests.support.table_audit import audit
 from tests.support.table_state import State, stale_rows
-from tests.support.tripwire import Interrupt, Tripwire
+from tests.support.tripwire import CtrlC
 
 _HANGS_AFTER = 120.0
 
 # -------------------------------------------------------------------- faults
 
 
-def _struck_by_line(dice: random.Random, work: Callable[[], Any], names: Counter) -> bool:
-    error = dice.choice([Interrupt, KeyboardInterrupt, MemoryError])
-    second = dice.randrange(1, 40) if dice.random() < 0.3 else 0
-    opcodes = dice.random() < 0.3
-    at = int(np.exp(dice.uniform(0, np.log(4000 if opcodes else 900))))
-    wire = Tripwire(at, error, second, everywhere=dice.random() < 0.5, opcodes=opcodes)
-    with contextlib.suppress(error):
+def _struck_by_ctrl_c(dice: random.Random, work: Callable[[], Any], names: Counter) -> bool:
+    wire = CtrlC(int(np.exp(dice.uniform(0, np.log(400)))))
+    with contextlib.suppress(KeyboardInterrupt):
         wire.run(work)
-    names["instruction" if opcodes else "line"] += wire.place is not None
-    names["second"] += wire.second_place is not None
+    names["Ctrl-C"] += wire.place is not None
     return wire.place is not None
 
 
@@ -162,7 +156,7 @@ def run_round(
     for _ in range(dice.randrange(5, 40)):
         before = State.of(table)
         if dice.random() < 0.02:
-            publish(table.clock.plan_restart(max(table.num_lookups, 2**32 - 1 - dice.randrange(3))))
+            table.clock.restarting(max(table.num_lookups, 2**32 - 1 - dice.randrange(3)))()
             before = State.of(table)
         step = new_step(dice, table, rows_of(before))
         before = before._replace(counts=State.of(table).counts)
@@ -175,7 +169,7 @@ def run_round(
 
         try:
             if fault == "line":
-                has_struck = _struck_by_line(dice, work, counts)
+                has_struck = _struck_by_ctrl_c(dice, work, counts)
             elif fault == "memory":
                 has_struck = _struck_by_shortage(dice, backend, work, counts)
             elif fault == "signal":

@@ -8,7 +8,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import as_words
-from sok_lite.backend.publish import Action
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.optimizers import Momentum
 from sok_lite.engine.table import EmbeddingTable, content
@@ -34,7 +34,7 @@ class KeyRows:
     def check(self, row_dtype: RowDtype, dim: int) -> None:
         return None
 
-    def plan_fill(
+    def fill_launch(
         self,
         backend: Backend,
         store: Any,
@@ -42,13 +42,13 @@ class KeyRows:
         keys: Array,
         table_seed: int,
         out: Array | None = None,
-    ) -> Action:
+    ) -> Launch:
         values = self.values(backend, keys, store.dim, table_seed)
         if out is not None:
             out[...] = values
-        return store.plan_write(rows, values)
+        return store.write_launch(rows, values)
 
-    def plan_draw(
+    def draw_launch(
         self,
         backend: Backend,
         row_dtype: RowDtype,
@@ -56,7 +56,7 @@ class KeyRows:
         keys: Array,
         table_seed: int,
         rows: Array | None = None,
-    ) -> Action:
+    ) -> Launch:
         assert rows is None  # these steps are lookups of one table, which keep no rows
         values = self.values(backend, keys, out.shape[1], table_seed)
         each, n = backend.xp.arange(len(keys), dtype=np.int32), len(keys)

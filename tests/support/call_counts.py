@@ -79,14 +79,13 @@ def on_launch(backend, monkeypatch, note):
 
         monkeypatch.setattr(backend, "_launch_words", noting_words)
         return
-    joined = backend.joined
+    packed = backend.packed
 
     def noting(kernel, parts):
-        if any(part.num_items > 0 for part in parts):
-            note(kernel)
-        return joined(kernel, parts)
+        note(kernel)
+        return packed(kernel, parts)
 
-    monkeypatch.setattr(backend, "joined", noting)
+    monkeypatch.setattr(backend, "packed", noting)
 
 
 def counts_of_ranks(backend, size, prepare, run=run_ranks):

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from scripts.bench.common.row_steps import ensure_state
-from sok_lite.backend.publish import publish
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine.hashing import new_seed
 from sok_lite.engine.optimizers import SGD, Adagrad
@@ -168,7 +167,7 @@ def _make_hot(bench, tables):
 
 
 def _at_the_end_of_time(bench, tables):
-    publish(tables[0].clock.plan_restart(LAST_LOOKUP_NUMBER))
+    tables[0].clock.restarting(LAST_LOOKUP_NUMBER)()
 
 
 def _update(rule, batch):

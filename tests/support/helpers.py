@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sok_lite.backend.base import as_words
+from sok_lite.backend.base import Work, as_words
 from sok_lite.backend.gpu_binaries import Nvrtc
-from sok_lite.backend.publish import publish
+from sok_lite.backend.launches import Launch
 from sok_lite.comm import CommunicatorError
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import NO_ROW
@@ -22,24 +22,34 @@ from sok_lite.engine.update_rows import Update
 from tests.support.simt.backend import is_simulated
 
 
+class _Calls:
+    """A backend whose kernels are functions, their only argument."""
+
+    def packed(self, kernel, parts):
+        return [part.arguments for part in parts]
+
+
+_CALLS = _Calls()
+
+
 class KeyInitializer:
     """The first row of key k is k mod 1000 in every column."""
 
     def check(self, row_dtype, dim):
         pass
 
-    def plan_fill(self, backend, store, rows, keys, table_seed, out=None):
+    def fill_launch(self, backend, store, rows, keys, table_seed, out=None):
         values = store.to_storage(self.values(backend, keys, store.dim, table_seed))
         if out is not None:
             out[...] = values
-        return store.plan_write(rows, values)
+        return store.write_launch(rows, values)
 
-    def plan_draw(self, backend, row_dtype, out, keys, table_seed, rows=None):
+    def draw_launch(self, backend, row_dtype, out, keys, table_seed, rows=None):
         n, dim = out.shape
         values = row_dtype.to_storage(backend.xp, self.values(backend, keys, dim, table_seed))
         if rows is not None:
             at = backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
-            return partial(operator.setitem, out, at, values[at])
+            return Launch(_CALLS, "", Work(n, partial(operator.setitem, out, at, values[at])))
         (suffix, words), each = as_words(values), backend.xp.arange(n, dtype=np.int32)
         return backend.prepared(f"dense_gather_{suffix}", n, words, dim, each, as_words(out)[1], n)
 
@@ -57,7 +67,7 @@ def give_room(table):
     """Lets the clock of a table begin spans for half an hour, for which native code would need
     Python."""
     clock = table.clock
-    publish(clock._plan_spans(clock._spans(), more=2000))
+    clock._set_spans(clock._spans(), more=2000)
 
 
 def sized(backend, usual, simulated):
@@ -197,5 +207,5 @@ def check_interrupts_at_lines(run, stride):
 def initial_values(initializer, backend, keys, dim, table_seed):
     """Returns the initial values of keys (n,) int64, (n, dim) float32."""
     out = backend.xp.empty((len(keys), dim), np.float32)
-    initializer.plan_draw(backend, row_dtype("float32"), out, keys, table_seed)()
+    initializer.draw_launch(backend, row_dtype("float32"), out, keys, table_seed)()
     return out

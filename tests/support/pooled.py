@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from sok_lite.engine.pooling import coefficients_of, plan_combine, plan_combine_weight_grad
-from sok_lite.engine.segments import Terms, group, plan_gather, segment_sums
+from sok_lite.engine.pooling import coefficients_of, combine_launch, combine_weight_grad_launch
+from sok_lite.engine.segments import Terms, gather_launch, group, segment_sums
 
 
 def combine(backend, source, inverse, row_splits, weights, combiner, out=None):
-    """Pools rows, (batch, dim) float32; see `plan_combine`."""
+    """Pools rows, (batch, dim) float32; see `combine_launch`."""
     if out is None:
         out = backend.xp.empty((len(row_splits) - 1, source.shape[1]), np.float32)
-    plan_combine(backend, source, inverse, row_splits, weights, combiner, out)()
+    combine_launch(backend, source, inverse, row_splits, weights, combiner, out)()
     return out
 
 
@@ -27,7 +27,7 @@ def combine_grad(
 
 def combine_weight_grad(backend, out_grads, source, inverse, row_splits, weights, combiner):
     """Returns the gradient of `combine` by its weights, (n,) float32."""
-    result, action = plan_combine_weight_grad(
+    result, action = combine_weight_grad_launch(
         backend, out_grads, source, inverse, row_splits, weights, combiner
     )
     action()
@@ -35,7 +35,7 @@ def combine_weight_grad(backend, out_grads, source, inverse, row_splits, weights
 
 
 def gather_rows(backend, x, index):
-    """Returns `x[index]`, (n, dim) of the dtype of `x`; see `plan_gather`."""
-    out, action = plan_gather(backend, x, index)
+    """Returns `x[index]`, (n, dim) of the dtype of `x`; see `gather_launch`."""
+    out, action = gather_launch(backend, x, index)
     action()
     return out

@@ -76,7 +76,7 @@ def new_variable(kind="hbm", name="table", dim=3, key_type="int64", dtype="float
     var_type, options = KINDS[kind]
     if first is None:
         first = "uniform" if dtype in FLOATS else 7
-    if not hasattr(first, "plan_draw"):
+    if not hasattr(first, "draw_launch"):
         first = make_initializer(first, dim, None, var_type)
     table = make_table(
         var_type,

@@ -136,7 +136,7 @@ ENGINE = {
 
 
 class Alarm:
-    """Raises KeyboardInterrupt in the main thread at a time, if what it guards is still running."""
+    """Presses Ctrl-C at a time, if what it guards is still running."""
 
     def __init__(self):
         self._is_armed = False
@@ -144,7 +144,7 @@ class Alarm:
 
     def _ring(self, number, frame):
         if self._is_armed:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     def run(self, seconds, work, *args):
         """Calls work(*args); returns whether it was interrupted. It may have been done by then."""

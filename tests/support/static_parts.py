@@ -22,8 +22,8 @@ class Rows(StaticPart):
         columns = {name: rows.copy() for name, rows in self.columns.items()}
         return lambda column, first, last: columns[column][first:last]
 
-    def plan_assign(self, columns):
-        return [partial(self.columns.update, columns)]
+    def assignment(self, columns):
+        return partial(self.columns.update, columns)
 
 
 def everything(n, states=("m", "v"), seed=0):

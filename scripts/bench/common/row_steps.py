@@ -6,7 +6,11 @@ kernels want less around them.
 
 import numpy as np
 
-from sok_lite.engine.optimizers.rule import RowStep, counting_nonfinite, rule_step
+from sok_lite.engine.optimizers.rule import (
+    RowStep,
+    count_nonfinite_launch,
+    rule_step,
+)
 
 
 def ensure_state(store, name, initial, dim=None):
@@ -46,14 +50,12 @@ def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
     }
     step_of_rows = RowStep(store, states, taken, rows, grads, rounding)
     count = backend.xp.zeros(1, np.int64)
-    part = step_of_rows.part(count)
-    backend.launch(step_of_rows.kernel, part.num_items, *part.arguments)
+    step_of_rows.launch(count)()
     return count[0]
 
 
 def count_nonfinite(backend, grads, rows=None):
     """Counts the gradient rows that have a NaN or an infinity, as `apply_rule` does."""
     count = backend.xp.zeros(1, np.int64)
-    kernel, part = counting_nonfinite(grads, rows, count)
-    backend.launch(kernel, part.num_items, *part.arguments)
+    count_nonfinite_launch(backend, grads, rows, count)()
     return count[0]

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import plan_set
 from sok_lite.bridge.operation import EagerOperation, Outputs
 from sok_lite.bridge.optimizers.host import CHECK, NOTHING, STEP, WHOLE, StepHost, TakenStep
 from sok_lite.bridge.type_spec import Kept
@@ -132,7 +131,10 @@ def _run(
     outputs.tell(0, np.zeros(1, np.int64))
     if doing == CHECK:
         return
-    actions = plan_set(taken, step=0 if doing == NOTHING else number)
-    now.done = host.take(told, gradients, now.batches, now.dense_step, actions)
+
+    def note() -> None:
+        taken.step = 0 if doing == NOTHING else number
+
+    now.done = host.take(told, gradients, now.batches, now.dense_step, note)
     if now.batches == 1:
         host.plan_next(outputs.call, told, taken)

@@ -13,7 +13,7 @@ import io
 import threading
 import weakref
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, plan_set
 from sok_lite.bridge.optimizers.clones import CannotStepError, refuse_inner_optimizers
 from sok_lite.bridge.optimizers.family import FallbackStep, Family
 from sok_lite.bridge.optimizers.host import StepHost
@@ -200,7 +199,7 @@ class FallbackSteps:
         now: Now,
         undecayed: Collection[EmbeddingTable],
         parts: Sequence[Gathered],
-    ) -> tuple[list[Stepped], list[Action]]:
+    ) -> tuple[list[Stepped], Callable[[], None]]:
         """Takes a step on rows that were gathered of known tables.
 
         Where a table has no row in the step it is one of zeros without a gradient, which goes
@@ -247,7 +246,11 @@ class FallbackSteps:
             for number, part in by_number.items()
         ]
         carried = {role: value_of(each) for role, each in own.items() if isinstance(role, str)}
-        return stepped, plan_set(self.carried, values={**self.carried.values, **carried})
+
+        def note() -> None:
+            self.carried.values = {**self.carried.values, **carried}
+
+        return stepped, note
 
 
 def _array(variable: Any, backend: Backend, like: Array) -> Array:

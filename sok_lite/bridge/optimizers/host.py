@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64
-from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
@@ -157,7 +156,7 @@ class StepHost:
         arrays: Sequence[Array],
         batches: int,
         dense_step: Callable[[], Any] | None = None,
-        extra_actions: Sequence[Action] = (),
+        note: Callable[[], None] | None = None,
     ) -> Any:
         """Takes a step of rows and of dense variables; returns that of the latter.
 
@@ -166,7 +165,7 @@ class StepHost:
           arrays: of the backend, the keys of each gradient, and then the rows of each.
           batches: of how many calls rows move by the mean of their gradients, in the last.
           dense_step: updates the dense variables when that of rows cannot fail any more.
-          extra_actions: to be published together with the change of the rows.
+          note: called with the change of the rows.
         """
         begun = time.perf_counter()
         number, doing, *numbers = told
@@ -180,7 +179,7 @@ class StepHost:
             paused = time.perf_counter()
             done = dense_step()
             begun += time.perf_counter() - paused
-        rows_step.commit(extra_actions)
+        rows_step.commit(note)
         UPDATES.add(time.perf_counter() - begun)
         return done
 

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
@@ -36,7 +35,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import Content, as_saved, take
 from sok_lite.engine.table.content_parts import owned_by, owns
 from sok_lite.engine.table.exclusive import alone, holding
-from sok_lite.engine.table.restoring import plan_restore, publish_restored
+from sok_lite.engine.table.restoring import Swap, restored_table, swap_all
 
 # In a checkpoint, which commit it is.
 _NUMBER = "commit"
@@ -188,16 +187,16 @@ class Commits:
 
         def give() -> None:
             prepared = [
-                self._plan_restore(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
+                self._restored(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
                 for i, table in enumerate(self._tables)
             ]
-            publish_restored(self._tables, prepared)
+            swap_all(self._tables, prepared)
 
         holding(self._tables, give)
 
-    def _plan_restore(
+    def _restored(
         self, comm: Communicator, table: EmbeddingTable, parts: Mapping[int, Content], size: int
-    ) -> list[Action]:
+    ) -> Swap:
         def messages() -> dict[int, np.ndarray]:
             if size == comm.size:  # as it was, with the places in the index
                 return {rank: _as_message({rank: part}) for rank, part in parts.items()}
@@ -212,7 +211,7 @@ class Commits:
         found: dict[int, Content] = {}
         for message in received.values():
             found |= _from_message(message)
-        return together(comm, partial(_plan_restore_parts, table, found))
+        return together(comm, partial(_restored_of_parts, table, found))
 
 
 def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
@@ -222,10 +221,10 @@ def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
     return holding(tables, lambda: list(map(take, tables)))
 
 
-def _plan_restore_parts(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Action]:
+def _restored_of_parts(table: EmbeddingTable, parts: Mapping[int, Content]) -> Swap:
     # In one order, whoever gave them: where ranks differ, the first one counts.
     ordered = [parts[rank] for rank in sorted(parts)]
-    return plan_restore(table, as_saved(table, ordered))
+    return restored_table(table, as_saved(table, ordered))
 
 
 def keepers(machines: Sequence[int]) -> list[int | None]:

@@ -10,14 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.optimizer_states import numbered_states
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.dumped import Dumped, plan_remember, recalled
+from sok_lite.engine.table.dumped import Dumped, recalled, remember
 from sok_lite.engine.table.pieces import pieces
 
 
@@ -143,11 +142,11 @@ def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:
     return next((tensor for state, tensor in known if state() is column), None)
 
 
-def plan_remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> list[Action]:
-    """Prepares to remember that a file has the content of a table. Hold the table's lock."""
+def remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> None:
+    """Remembers that a file has the content of a table. Hold the table's lock."""
     columns = [state.rows for state in numbered_states(table.store)]
     continued = shard.before[-1].file if shard.before else None
-    return plan_remember(table, folder, shard.file, columns, continued)
+    remember(table, folder, shard.file, columns, continued)
 
 
 def remember_load(
@@ -170,4 +169,4 @@ def remember_load(
         )
         if _fits(table, facts) and kinds[: len(saved)] == saved:
             columns = [state.rows for state in states[: len(saved)]]
-            publish(plan_remember(table, folder, shard.file, columns))
+            remember(table, folder, shard.file, columns)

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
-from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import Communicator
-from sok_lite.engine.files.increment import plan_remember_file
+from sok_lite.engine.files.increment import remember_file
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.saved_file import saved_in
@@ -19,7 +18,7 @@ from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.merging import merged
-from sok_lite.engine.table.restoring import plan_restore
+from sok_lite.engine.table.restoring import Swap, restored_table
 from sok_lite.engine.texts import TextStore
 
 
@@ -52,7 +51,7 @@ class Item(ABC):
         """
 
     @abstractmethod
-    def actions(
+    def loaded(
         self,
         facts: TableFacts,
         folder: str,
@@ -60,8 +59,8 @@ class Item(ABC):
         mode: str,
         on_full: str,
         progress: Progress,
-    ) -> list[Action]:
-        """Prepares to load this rank's part from a checkpoint of any number of ranks.
+    ) -> Swap:
+        """Loads this rank's part from a checkpoint of any number of ranks, beside what there is.
 
         Args:
           facts: the manifest's entry of the table.
@@ -70,6 +69,9 @@ class Item(ABC):
 
         Raises:
           OSError: a file cannot be read. ValueError: a file is corrupt, or does not fit.
+
+        Returns:
+          What puts it in the place of what there is; it cannot fail.
         """
 
 
@@ -86,10 +88,10 @@ class _TableItem(Item):
     ) -> ShardContent:
         (table,) = self.tables_to_lock
         made = part_of(table, file, chunk_bytes, before)
-        publish(plan_remember_file(table, folder, made.shard))
+        remember_file(table, folder, made.shard)
         return made
 
-    def actions(
+    def loaded(
         self,
         facts: TableFacts,
         folder: str,
@@ -97,18 +99,23 @@ class _TableItem(Item):
         mode: str,
         on_full: str,
         progress: Progress,
-    ) -> list[Action]:
+    ) -> Swap:
         (table,) = self.tables_to_lock
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
             saved = merged(table, saved, CHUNK_BYTES)
-        restoring = plan_restore(table, saved, evicts=on_full == "evict")
-        if self.texts is None:
-            return restoring
+        swap_table, kept = restored_table(table, saved, evicts=on_full == "evict"), self.texts
+        if kept is None:
+            return swap_table
         texts = texts_in(facts, folder, comm.rank, comm.size)
         if mode == "merge":
-            texts |= self.texts.all()
-        return [*restoring, *self.texts.plan_replace(texts)]
+            texts |= kept.all()
+
+        def swap() -> None:
+            swap_table()
+            kept.replace(texts)
+
+        return swap
 
 
 # What programs name: a table, or a part of a static one.

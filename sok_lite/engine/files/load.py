@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from sok_lite.backend.publish import Action
 from sok_lite.comm.header import load_by
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
@@ -27,7 +26,7 @@ from sok_lite.engine.files.store import Store
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.restoring import publish_restored
+from sok_lite.engine.table.restoring import Swap, swap_all
 
 _log = logging.getLogger("sok_lite")
 
@@ -103,7 +102,7 @@ def load(
             prepared = together(
                 comm, lambda: _prepare(folder, found, items, comm, mode, on_full, report)
             )
-            publish_restored(dynamic, prepared)
+            swap_all(dynamic, prepared)
             if mode == "replace" and store is None:
                 remember_load(folder, dynamic, found, comm)
 
@@ -205,7 +204,7 @@ def _prepare(
     mode: str,
     on_full: str,
     report: Report | None,
-) -> list[list[Action]]:
+) -> list[Swap]:
     facts = [found.tables[item.table.name] for item in items]
     shards = [
         shard
@@ -215,7 +214,7 @@ def _prepare(
     total = sum(part.written.num_bytes for shard in shards for part in shard.chain)
     progress = Progress(report, total)
     prepared = [
-        item.actions(its_facts, folder, comm, mode, on_full, progress)
+        item.loaded(its_facts, folder, comm, mode, on_full, progress)
         for item, its_facts in zip(items, facts, strict=True)
     ]
     progress.finish()

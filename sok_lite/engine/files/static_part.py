@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files.item import Item
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
@@ -22,6 +21,7 @@ from sok_lite.engine.files.table_file import ShardContent, tensors_of
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table.choosing import Chooser, Chosen, pieces_with
+from sok_lite.engine.table.restoring import Swap
 
 # Takes the name of a column, "value" or that of a state, and [first, last) of this rank's rows.
 ReadRows: TypeAlias = Callable[[str, int, int], np.ndarray]
@@ -50,8 +50,9 @@ class StaticPart(Item):
         """
 
     @abstractmethod
-    def plan_assign(self, columns: Mapping[str, np.ndarray]) -> list[Action]:
-        """Prepares to set all rows of columns, of the shapes and dtypes that `reading` gives."""
+    def assignment(self, columns: Mapping[str, np.ndarray]) -> Swap:
+        """Returns what sets all rows of columns, of the shapes and dtypes that `reading` gives; it
+        needs no memory."""
 
     # ---------------------------------------------------------------- as an item of a checkpoint
 
@@ -69,7 +70,7 @@ class StaticPart(Item):
         arrays = _arrays(self, self.reading(), numbers, chunk_bytes)
         return ShardContent(table.name, shard, tensors, arrays)
 
-    def actions(
+    def loaded(
         self,
         facts: TableFacts,
         folder: str,
@@ -77,7 +78,7 @@ class StaticPart(Item):
         mode: str,
         on_full: str,
         progress: Progress,
-    ) -> list[Action]:
+    ) -> Swap:
         table, num_rows = self.table, sum(shard.rows for shard in facts.shards)
         if num_rows != table.num_rows:
             raise ValueError(
@@ -118,7 +119,7 @@ class StaticPart(Item):
             initial, tensors = states[name].initial, states[name].tensors
             columns[name] = np.full(whole.shape, initial, np.float32)
             rows.write(columns[name], [(parts[i], tensor) for i, tensor in tensors.items()])
-        return self.plan_assign(columns)
+        return self.assignment(columns)
 
 
 class _RowNumbers:

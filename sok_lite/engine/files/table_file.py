@@ -39,7 +39,7 @@ from sok_lite.engine.files.shard import (
 from sok_lite.engine.files.text_file import tensors_of_texts, write_texts
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.index_entries import IndexEntries
+from sok_lite.engine.table.index import IndexEntries
 from sok_lite.engine.table.pieces import ENTRY_BYTES, Outline, outline, pending_pieces, pieces
 from sok_lite.engine.texts import KeyTexts
 

@@ -13,17 +13,16 @@ key, column and step alone: not on the row number or the order of the rows.
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from sok_lite.backend import Array
-from sok_lite.backend.base import Work, joined_launches
+from sok_lite.backend import Array, Backend
 from sok_lite.backend.build import find_rules
-from sok_lite.backend.publish import Action
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.rows.column import Kinds, States
 from sok_lite.engine.rows.store import RowStore
@@ -279,34 +278,33 @@ class RowStep(NamedTuple):
         """Returns the chunk addresses of a state's column; None: the step has no such state."""
         return self.states[column].pointers if column in self.step.states else None
 
-    def part(self, num_nonfinite: Array) -> Work:
-        """Returns the work of the kernel; `num_nonfinite`, (1,) int64, grows by such rows."""
+    def launch(self, num_nonfinite: Array) -> Launch:
+        """Returns the launch that takes the step.
+
+        Args:
+          num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
+        """
         num_rows = len(self.rows)
         states = map(self.pointers, self.step.rule.columns)
         columns = (self.store.column("value").pointers, *states)
         where = (*columns, self.store.chunk_shift, self.store.dim, self.rows, self.grads)
         how = (num_nonfinite, *self.noise, self.step.number, *self.step.scalars)
-        return Work(num_rows, (*where, *how, num_rows))
+        arguments = (*where, *how, num_rows)
+        launch: Launch = self.store.backend.prepared(self.kernel, num_rows, *arguments)
+        return launch
 
 
-def plan_update(steps: Sequence[RowStep], num_nonfinite: Array) -> list[Action]:
-    """Returns the launches that take steps of different tables.
-
-    Args:
-      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
-    """
-    return joined_launches(
-        (step.store.backend, step.kernel, step.part(num_nonfinite)) for step in steps
-    )
-
-
-def counting_nonfinite(grads: Array, rows: Array | None, num_nonfinite: Array) -> tuple[str, Work]:
-    """Returns the kernel that counts gradient rows with a NaN or an infinity, and its work.
+def count_nonfinite_launch(
+    backend: Backend, grads: Array, rows: Array | None, num_nonfinite: Array
+) -> Launch:
+    """Returns the launch that counts gradient rows with a NaN or an infinity.
 
     Args:
+      backend: where the arrays live.
       grads: (u, dim) float32, C-contiguous.
       rows: (u,) uint32; rows of NO_ROW are not counted. None: every row counts.
       num_nonfinite: (1,) int64, grows by them.
     """
     num_rows, dim = grads.shape
-    return "count_nonfinite", Work(num_rows, (rows, grads, dim, num_nonfinite, num_rows))
+    arguments = (rows, grads, dim, num_nonfinite, num_rows)
+    return backend.prepared("count_nonfinite", num_rows, *arguments)

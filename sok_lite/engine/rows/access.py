@@ -1,6 +1,6 @@
 """Reads and writes rows of a column by row number: the kernels over rows.
 
-Changes of what a table reads are prepared (`plan_...`), for it changes its index at the same time.
+A method `..._launch` returns a launch that is not made yet: several tables make theirs as one.
 """
 
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import as_words
-from sok_lite.backend.publish import Action
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.column import Column
 
@@ -80,8 +80,8 @@ class RowAccess:
         """The optimizer states, in the order in which they were made."""
         return [name for name in self.columns if name != "value"]
 
-    def _plan_rows(self, kernel: str, column: Column, count: int, *arguments: Any) -> Action:
-        """Prepares a kernel that takes rows of a column, `count` of them."""
+    def _rows_launch(self, kernel: str, column: Column, count: int, *arguments: Any) -> Launch:
+        """Returns the launch of a kernel that takes rows of a column, `count` of them."""
         place = (column.pointers, self.chunk_shift, column.dim)
         return self.backend.prepared(kernel, count, *place, *arguments, count)
 
@@ -131,19 +131,19 @@ class RowAccess:
           ValueError: `out` is not such an array.
         """
         out = self.output(int(rows.size), column, out)
-        self.plan_read(rows, out, column)()
+        self.read_launch(rows, out, column)()
         return out
 
-    def plan_read(self, rows: Array, out: Array, column: str = "value") -> Action:
-        """Prepares to copy rows (n,) into `out`, from `output`; NO_ROW gives zeros."""
+    def read_launch(self, rows: Array, out: Array, column: str = "value") -> Launch:
+        """Returns the launch that copies rows (n,) into `out`, of `output`; NO_ROW gives zeros."""
         suffix, words = as_words(out)
         kernel = f"rows_read_{suffix}"
-        return self._plan_rows(kernel, self.column(column), int(rows.size), rows, words)
+        return self._rows_launch(kernel, self.column(column), int(rows.size), rows, words)
 
-    def plan_deliver(
+    def deliver_launch(
         self, got: NewRows, rows: Array, out: Array | None, num_without_row: Array
-    ) -> Action:
-        """Prepares to write row numbers and rows of items whose keys were missing.
+    ) -> Launch:
+        """Returns the launch that writes row numbers and rows of items whose keys were missing.
 
         Args:
           got: the rows of these keys.
@@ -156,14 +156,14 @@ class RowAccess:
         values = None if got.values is None else as_words(got.values)[1]
         kernel = f"rows_deliver_u{8 * col.dtype.itemsize}"
         where = (got.number, got.first, got.rows, values)
-        return self._plan_rows(kernel, col, n, *where, rows, words, num_without_row)
+        return self._rows_launch(kernel, col, n, *where, rows, words, num_without_row)
 
     # ---------------------------------------------------------------- write
 
-    def plan_write(
+    def write_launch(
         self, rows: Array, values: Array, column: str = "value", source: Array | None = None
-    ) -> Action:
-        """Prepares to copy rows in.
+    ) -> Launch:
+        """Returns the launch that copies rows in.
 
         Args:
           rows: (n,) uint32, distinct; NO_ROW is skipped.
@@ -172,22 +172,17 @@ class RowAccess:
         """
         suffix, words = as_words(values)
         kernel = f"rows_write_{suffix}"
-        return self._plan_rows(kernel, self.column(column), int(rows.size), rows, words, source)
+        return self._rows_launch(kernel, self.column(column), int(rows.size), rows, words, source)
 
     def write(
         self, rows: Array, values: Array, column: str = "value", source: Array | None = None
     ) -> None:
-        """Copies rows in.
+        """Copies rows in, as `write_launch` says."""
+        self.write_launch(rows, values, column, source)()
 
-        Args:
-          rows: (n,) uint32, distinct; NO_ROW is skipped.
-          values: (m, dim) of the column's storage dtype, C-contiguous.
-          source: (n,) int32, row i takes values[source[i]]; None: values[i].
-        """
-        self.plan_write(rows, values, column, source)()
-
-    def plan_add(self, rows: Array, deltas: Array, scale: float = 1.0) -> Action:
-        """Prepares to add `scale * deltas` to value rows, which nothing may change until then.
+    def add_launch(self, rows: Array, deltas: Array, scale: float = 1.0) -> Launch:
+        """Returns the launch that adds `scale * deltas` to value rows, which nothing may change
+        until then.
 
         Args:
           rows: (n,) uint32, distinct; NO_ROW is skipped.
@@ -195,9 +190,9 @@ class RowAccess:
           scale: of rows of integers a whole number.
         """
         if self.row_dtype.added_in != np.float32:
-            return self.plan_write(rows, self.read(rows) + self._scale(deltas, scale))
+            return self.write_launch(rows, self.read(rows) + self._scale(deltas, scale))
         kernel = f"rows_add_{self.row_dtype.suffix}"
-        return self._plan_rows(kernel, self.column(), int(rows.size), rows, deltas, float(scale))
+        return self._rows_launch(kernel, self.column(), int(rows.size), rows, deltas, float(scale))
 
     def _scale(self, deltas: Array, scale: float) -> Array:
         """Returns deltas that are no float32 times a number, in their dtype."""
@@ -207,23 +202,23 @@ class RowAccess:
             return deltas * np.float64(scale)
         return deltas * np.array(int(scale) % (1 << 64), np.uint64).astype(deltas.dtype)[()]
 
-    def plan_fill(self, state: str, rows: Array) -> Action:
-        """Prepares to set rows of a state column to its initial value; NO_ROW is skipped."""
+    def fill_launch(self, state: str, rows: Array) -> Launch:
+        """Returns the launch that sets rows of a state to its initial value; NO_ROW is skipped."""
         col = self.column(state)
-        return self._plan_rows("rows_fill", col, int(rows.size), rows, float(col.initial))
+        return self._rows_launch("rows_fill", col, int(rows.size), rows, float(col.initial))
 
-    def plan_swap(self, rows: Array, others: Array) -> list[Action]:
-        """Prepares to exchange rows[i] and others[i] in every column.
+    def swap(self, rows: Array, others: Array) -> None:
+        """Exchanges rows[i] and others[i] in every column.
 
         Args:
           rows, others: (n,) uint32, all of them distinct and none NO_ROW.
         """
-        return [
-            self._plan_rows(
+        launch_all(
+            self._rows_launch(
                 f"rows_swap_u{8 * column.dtype.itemsize}", column, int(rows.size), rows, others
             )
             for column in self.columns.values()
-        ]
+        )
 
     def to_storage(self, values: Any) -> Array:
         """Returns an array-like of rows in the format of the value rows, as RowDtype says."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action
+from sok_lite.backend.launches import Launch
 
 # Free rows keep their memory up to this part of the rows that are held.
 _KEPT = 8
@@ -202,7 +202,7 @@ class Claim(NamedTuple):
     """Rows that are chosen, and stay free until a store takes `left()` for its row numbers.
 
     Attributes:
-      rows: (count,) uint32, which `plan_list` writes: freed near rows, new rows, freed far rows.
+      rows: (count,) uint32, which `list_launch` writes: freed near rows, new rows, freed far rows.
       before: the row numbers that they were chosen from.
       near: how many of them are freed near rows.
       fresh: how many of them are new rows.
@@ -229,8 +229,8 @@ class Claim(NamedTuple):
             *(far[far.size - num_far :], num_far),
         )
 
-    def plan_list(self, backend: Backend, placed: Array | None = None) -> Action:
-        """Prepares to write `rows`.
+    def list_launch(self, backend: Backend, placed: Array | None = None) -> Launch:
+        """Returns the launch that writes `rows`.
 
         Args:
           placed: (count,) int64, the address of the slot of each key that is to have one of them;

@@ -11,12 +11,11 @@ import copy
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.record import ColumnRecord
 from sok_lite.engine.rows.slabs import Chunks
@@ -53,6 +52,14 @@ class StateOwner:
     def is_free(self) -> bool:
         """Whether the next optimizer that needs the same states may take them over."""
         return self.optimizer is None and not self.is_gone
+
+
+class Grown(NamedTuple):
+    """What a column has when memory is attached to it: its attributes of these names."""
+
+    pointers: Array
+    num_chunks: int
+    memory: list[Array]
 
 
 class Column:
@@ -119,8 +126,8 @@ class Column:
             memory.append(far(chunks.far * self._chunk_bytes))
         return memory
 
-    def plan_attach(self, memory: list[Array]) -> list[Action]:
-        """Prepares to make memory part of the column."""
+    def grown(self, memory: list[Array]) -> Grown:
+        """Returns what `attach` takes to make memory part of the column; nothing changes yet."""
         addresses = [
             self._backend.address(part)
             + self._chunk_bytes * np.arange(part.nbytes // self._chunk_bytes, dtype=np.int64)
@@ -136,11 +143,12 @@ class Column:
         if addresses:
             # Nobody looks behind `num_chunks`.
             pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
-        memory = [*self._memory, *memory]
-        return [
-            *plan_set(self.record, chunks=self._backend.address(pointers) if end else 0),
-            *plan_set(self, pointers=pointers, num_chunks=end, _memory=memory),
-        ]
+        return Grown(pointers, end, [*self._memory, *memory])
+
+    def attach(self, grown: Grown) -> None:
+        """Makes memory part of the column."""
+        self.pointers, self.num_chunks, self._memory = grown
+        self.record.chunks = self._backend.address(self.pointers) if self.num_chunks else 0
 
     def give_back(self, rows: range) -> None:
         """Returns the memory of free rows to the system, until it is touched."""

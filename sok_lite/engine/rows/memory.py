@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import publish
+from sok_lite.backend.launches import launch_all
 from sok_lite.engine.rows.column import Column
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def give_back(store: "RowStore") -> None:
             store.clear()
         elif store.backend.gives_back:
             blocks = numbers.empty_blocks(shift, not store.has_far_file)
-            publish(store.plan_numbers(numbers.returning(blocks, shift)))
+            store.set_numbers(numbers.returning(blocks, shift))
             return_blocks(store.columns.values(), blocks)
 
 
@@ -71,10 +71,9 @@ def regain(store: "RowStore", count: int) -> None:
         return
     xp = store.backend.xp
     listed = [xp.arange(rows.start, rows.stop, dtype=np.uint32) for rows in blocks]
-    publish(
-        [
-            # Its pages come with the first touch, full of zeros.
-            *(store.plan_fill(name, rows) for name in store.states_with_values for rows in listed),
-            *store.plan_numbers(store.numbers.regaining(xp, blocks, listed)),
-        ]
+    numbers = store.numbers.regaining(xp, blocks, listed)
+    # Its pages come with the first touch, full of zeros.
+    launch_all(
+        store.fill_launch(name, rows) for name in store.states_with_values for rows in listed
     )
+    store.set_numbers(numbers)

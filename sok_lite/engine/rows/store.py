@@ -8,7 +8,7 @@ then needs no pass over state columns.
 A store may have two tiers. Rows below `near_rows` are near: in the memory of the backend's device.
 The others are far: on a GPU in pinned memory of the host, which kernels read and write in place; on
 a CPU in ordinary memory or in a file. A kernel sees chunks and cannot tell. Rows do not move by
-themselves: `plan_swap` exchanges two of them in all columns, and engine/rows/tiers.py says which.
+themselves: `swap` exchanges two of them in all columns, and engine/rows/tiers.py says which.
 
 Reading and writing rows is in engine/rows/access.py; this module allocates and frees them.
 """
@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.access import RowAccess
 from sok_lite.engine.rows.allocator import Claim, RowNumbers
@@ -109,7 +110,7 @@ class RowStore(RowAccess):
         self._far_bytes = 0  # of the far file, that belong to them
         self._numbers: RowNumbers
         self._fills: Any = None  # of the record
-        publish(self.plan_numbers(RowNumbers.none(backend.xp, self._first_far)))
+        self.set_numbers(RowNumbers.none(backend.xp, self._first_far))
         self.add_columns([self._value_column()])
 
     # ---------------------------------------------------------------- columns
@@ -141,33 +142,24 @@ class RowStore(RowAccess):
         for column, parts in zip(columns, memory, strict=True):
             if column.initial != 0:
                 self._fill_memory(column, parts)
-            publish(column.plan_attach(parts))
+            column.attach(column.grown(parts))  # nobody has these columns yet
         return_blocks(columns, self.numbers.returned)
-        # Not `__setitem__`: a first key makes a dict ask for memory.
         by_name = {**self.columns, **{column.name: column for column in columns}}
-        publish([*self._plan_columns(by_name), *plan_set(self, _far_bytes=far_bytes)])
+        with uninterrupted():
+            self.set_columns(by_name)
+            self._far_bytes = far_bytes
 
-    def _plan_columns(self, columns: dict[str, Column]) -> list[Action]:
-        """Prepares to have other columns, among them one of values."""
-        where = plan_set(self.record, value=addressof(columns["value"].record))
-        return [*where, *self.plan_states(columns)]
-
-    def plan_states(self, columns: dict[str, Column] | None = None) -> list[Action]:
-        """Prepares to have other states, or others' states.
-
-        Args:
-          columns: all that there are then; None: those that there are.
-        """
-        columns = self.columns if columns is None else columns
+    def set_columns(self, columns: dict[str, Column]) -> None:
+        """Has these columns, among them one of values; or the same, with other owners or names."""
         begun = [each for each in columns.values() if each.initial != 0]
         fills = (FillRecord * len(begun))()
         for fill, column in zip(fills, begun, strict=True):
             fill.column = addressof(column.record)
             fill.value = int(np.float32(column.initial).view(np.uint32))
-        where = addressof(fills) if begun else None
-        noting = plan_set(self.record, states=0, fills=where, num_fills=len(begun))
-        setting = plan_set(self, columns=columns, known_groups=None, _fills=fills)
-        return [*noting, *setting]
+        self.record.value = addressof(columns["value"].record)
+        self.record.states, self.record.num_fills = 0, len(begun)
+        self.record.fills = addressof(fills) if begun else None
+        self.columns, self.known_groups, self._fills = columns, None, fills
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
         """Gives all rows handed out so far the initial value. Memory of others is not touched."""
@@ -293,28 +285,26 @@ class RowStore(RowAccess):
         most = self.chunks.total << self.chunk_shift
         return not num_new or (not self.numbers.returned and self.num_rows + num_new <= most)
 
-    def plan_numbers(self, numbers: RowNumbers, chunks: Chunks | None = None) -> list[Action]:
-        """Prepares to hand out other rows; `chunks` are those that there are then, None: as now."""
-        free = numbers.free_near
-        noting = plan_set(
-            self.record,
-            num_rows=numbers.num_rows,
-            num_far=numbers.num_far,
-            room=self._room(numbers, self.chunks if chunks is None else chunks),
-            free_rows=self.backend.address(free) if free.size else None,
-            num_free=int(free.size),
-        )
-        return [*noting, *plan_set(self, _numbers=numbers)]
+    def set_numbers(self, numbers: RowNumbers) -> None:
+        """Hands out other rows from now on."""
+        free, record = numbers.free_near, self.record
+        record.num_rows, record.num_far = numbers.num_rows, numbers.num_far
+        record.free_rows = self.backend.address(free) if free.size else None
+        record.num_free = int(free.size)
+        self._numbers = numbers
+        self._set_room()
 
-    def _room(self, numbers: RowNumbers, chunks: Chunks) -> int:
-        """Returns below which number native code may take new rows; 0: no rows at all."""
-        if self.near_rows is not None:
-            return 0
-        # Before there are new ones Python takes those whose memory was returned.
-        return numbers.num_rows if numbers.returned else chunks.total << self.chunk_shift
+    def _set_room(self) -> None:
+        """Says below which number native code may take new rows; 0: no rows at all."""
+        room = 0
+        if self.near_rows is None:
+            # Before there are new ones Python takes those whose memory was returned.
+            is_new = not self._numbers.returned
+            room = self.chunks.total << self.chunk_shift if is_new else self._numbers.num_rows
+        self.record.room = room
 
     def claim(self, count: int) -> Claim:
-        """Chooses `count` rows and allocates memory for them. They stay free until `plan_take`.
+        """Chooses `count` rows and allocates memory for them. They stay free until `take`.
 
         Raises:
           MemoryError: no memory for them; the store is as it was.
@@ -324,20 +314,21 @@ class RowStore(RowAccess):
         self._grow(claim.left().num_rows)
         return claim
 
-    def plan_list(self, claim: Claim, placed: Array | None = None) -> list[Action]:
-        """Prepares to write which rows the last claim has, and the states of new ones.
+    def list_launches(self, claim: Claim, placed: Array | None = None) -> list[Launch]:
+        """Returns the launches that write which rows the last claim has, and the states of new
+        ones.
 
         Args:
           placed: (its rows,) int64, the slots of keys that get them; None: there are none yet.
         """
         return [
-            claim.plan_list(self.backend, placed),
-            *(self.plan_fill(name, claim.fresh_rows) for name in self.states_with_values),
+            claim.list_launch(self.backend, placed),
+            *(self.fill_launch(name, claim.fresh_rows) for name in self.states_with_values),
         ]
 
-    def plan_take(self, claim: Claim, count: int | None = None) -> list[Action]:
-        """Prepares to take the first `count` rows of the last claim; None: all."""
-        return self.plan_numbers(claim.left(count))
+    def take(self, claim: Claim, count: int | None = None) -> None:
+        """Takes the first `count` rows of the last claim; None: all."""
+        self.set_numbers(claim.left(count))
 
     def allocate(self, count: int) -> Array:
         """Takes `count` rows: near ones as long as there are any, freed ones before new ones.
@@ -349,7 +340,8 @@ class RowStore(RowAccess):
           MemoryError: no memory for them; the store is as it was.
         """
         claim = self.claim(count)
-        publish([*self.plan_list(claim), *self.plan_take(claim)])
+        launch_all(self.list_launches(claim))
+        self.take(claim)
         return claim.rows
 
     def free_near(self, count: int) -> Array:
@@ -358,9 +350,9 @@ class RowStore(RowAccess):
         free = self.numbers.free_near
         return free[max(0, int(free.size) - count) :]
 
-    def plan_exchange_free(self, near: Array, far: Array) -> list[Action]:
-        """Prepares to free far rows (m,) in place of what `free_near` returned."""
-        return self.plan_numbers(self.numbers.exchanging(self.backend.xp, int(near.size), far))
+    def exchange_free(self, near: Array, far: Array) -> None:
+        """Frees far rows (m,) in place of what `free_near` returned."""
+        self.set_numbers(self.numbers.exchanging(self.backend.xp, int(near.size), far))
 
     def reserve(self, count: int) -> None:
         """Makes sure that `count` rows can be taken later without running out of memory.
@@ -391,39 +383,33 @@ class RowStore(RowAccess):
             chunks = self.slabs.more(self.chunks, least, max_near, spare=False)
             made = self._new_memory(columns, chunks)
         memory, far_bytes = made
-        attaching = [
-            column.plan_attach(parts) for column, parts in zip(columns, memory, strict=True)
-        ]
-        before = self.chunks
-        total = Chunks(before.near + chunks.near, before.far + chunks.far)
-        noting = plan_set(self.record, room=self._room(self.numbers, total))
-        setting = plan_set(self, chunks=total, _far_bytes=far_bytes)
-        publish([*itertools.chain.from_iterable(attaching), *noting, *setting])
+        grown = [column.grown(parts) for column, parts in zip(columns, memory, strict=True)]
+        before, numbers = self.chunks, self.numbers
+        with uninterrupted():
+            for column, its in zip(columns, grown, strict=True):
+                column.attach(its)
+            self.chunks = Chunks(before.near + chunks.near, before.far + chunks.far)
+            self._far_bytes = far_bytes
+            self.set_numbers(numbers)
 
-    def plan_release(self, rows: Array) -> list[Action]:
-        """Prepares to free rows, distinct and none NO_ROW, and to reset their states."""
-        return [
-            *(self.plan_fill(name, rows) for name in self.state_names),
-            *self.plan_numbers(self.numbers.releasing(self.backend.xp, rows)),
-        ]
+    def release(self, rows: Array) -> None:
+        """Frees rows, distinct and none NO_ROW, and resets their states."""
+        numbers = self.numbers.releasing(self.backend.xp, rows)
+        launch_all(self.fill_launch(name, rows) for name in self.state_names)
+        self.set_numbers(numbers)
 
     give_back = give_back
 
-    def plan_clear(self) -> list[Action]:
-        """Prepares to free all rows and their memory. The state columns stay, empty."""
-        columns = {name: column.emptied() for name, column in self.columns.items()}
-        if self.num_far_rows:
-            self.backend.synchronize()  # kernels that still use pinned memory or the file
-        numbers, chunks = RowNumbers.none(self.backend.xp, self._first_far), Chunks(0, 0)
-        return [
-            *self._plan_columns(columns),
-            *plan_set(self, chunks=chunks, _far_bytes=0),
-            *self.plan_numbers(numbers, chunks),
-        ]
-
     def clear(self) -> None:
         """Frees all rows and their memory. The state columns stay, empty."""
-        publish(self.plan_clear())
+        columns = {name: column.emptied() for name, column in self.columns.items()}
+        numbers = RowNumbers.none(self.backend.xp, self._first_far)
+        if self.num_far_rows:
+            self.backend.synchronize()  # kernels that still use pinned memory or the file
+        with uninterrupted():
+            self.set_columns(columns)
+            self.chunks, self._far_bytes = Chunks(0, 0), 0
+            self.set_numbers(numbers)
         self.trim()
 
     def trim(self) -> None:
@@ -444,7 +430,7 @@ class RowStore(RowAccess):
         """Returns a store with the present columns: they can be read after this one is cleared."""
         other = copy.copy(self)
         other.record, other._numbers = StoreRecord(self.record.value), self.numbers
-        publish(other.plan_numbers(other._numbers))
+        other.set_numbers(other._numbers)
         if self._far_file:
             # To read behind the end of a file would end the process.
             self._far_file.keep(self._far_bytes, other)
@@ -461,6 +447,6 @@ class RowStore(RowAccess):
         other.columns, other.known_groups = {}, None
         other.record, other.accesses = StoreRecord(), None
         other.chunks, other._far_bytes = Chunks(0, 0), 0
-        publish(other.plan_numbers(RowNumbers.none(self.backend.xp, self._first_far)))
+        other.set_numbers(RowNumbers.none(self.backend.xp, self._first_far))
         other.add_columns([other._value_column()])
         return other

@@ -17,14 +17,13 @@ fewest.
 Nothing here knows an index: `rebalance` returns the keys that have moved, with their new rows.
 """
 
-from collections.abc import Callable
 from ctypes import addressof
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.engine.rows.record import AccessRecord
 from sok_lite.engine.rows.store import RowStore
 
@@ -82,21 +81,20 @@ class RowTiers:
         self._calm_passes = 0  # in a row, that moved little
         self.record = store.accesses = AccessRecord()
         store.record.accesses = addressof(self.record)
-        publish(self.plan_clear())
-
-    def plan_clear(self) -> list[Action]:
-        """Prepares to forget all rows, as the store does."""
         xp = self._backend.xp
-        return [
-            *self._plan_room(xp.empty(0, np.uint8), xp.empty(0, np.int64)),
-            *plan_set(self, _calm_passes=0),
-            *plan_set(self.record, lookups=0, looked_up=0, rest=0),
-        ]
+        self._none = xp.empty(0, np.uint8), xp.empty(0, np.int64)
+        self.clear()
 
-    def _plan_room(self, counts: Array, keys: Array) -> list[Action]:
-        room = int(counts.size)
-        where = {"counts": self._backend.address(counts) if room else None, "room": room}
-        return [*plan_set(self.record, **where), *plan_set(self, _counts=counts, _keys=keys)]
+    def clear(self) -> None:
+        """Forgets all rows, as the store does."""
+        self._set_room(*self._none)
+        self._calm_passes = 0
+        self.record.lookups = self.record.looked_up = self.record.rest = 0
+
+    def _set_room(self, counts: Array, keys: Array) -> None:
+        self.record.room = int(counts.size)
+        self.record.counts = self._backend.address(counts) if counts.size else None
+        self._counts, self._keys = counts, keys
 
     @property
     def num_bytes(self) -> int:
@@ -119,14 +117,14 @@ class RowTiers:
         keys = xp.zeros(size, np.int64)
         counts[: self._counts.size] = self._counts
         keys[: self._keys.size] = self._keys
-        publish(self._plan_room(counts, keys))
+        self._set_room(counts, keys)
 
-    def plan_assign(self, rows: Array, keys: Array) -> list[Action]:
-        """Prepares to note the keys that rows are assigned to, after `reserve`.
+    def assign_launches(self, rows: Array, keys: Array | None) -> list[Launch]:
+        """Returns the launches that note the keys that rows are assigned to, after `reserve`.
 
         Args:
           rows: (n,) uint32, distinct; NO_ROW is skipped.
-          keys: (n,) int64.
+          keys: (n,) int64; None: the rows are free.
         """
         if self._store.near_rows is None:
             return []
@@ -140,7 +138,7 @@ class RowTiers:
           MemoryError: nothing has changed.
         """
         self.reserve(self._store.num_rows)
-        publish(self.plan_assign(rows, keys))
+        launch_all(self.assign_launches(rows, keys))
 
     def access_counts(self) -> Array | None:
         """The counts of the rows, (num_rows or more,) uint8; None: accesses are not counted."""
@@ -154,32 +152,26 @@ class RowTiers:
         """Whether a lookup is to count the rows that it finds."""
         return self.record.rest <= 0
 
-    def plan_score_update(self, num_rows: int, new_rows: Array | None = None) -> list[Action]:
-        """Prepares to add a lookup to the counts, after it has counted the rows that it found.
+    def count_launches(self, new_rows: Array) -> list[Launch]:
+        """Returns the launches that count the rows (n,) uint32 of keys that a lookup has inserted,
+        distinct, after `reserve`; NO_ROW is skipped. `count_lookup` follows."""
+        if not self.is_counting or not self._store.num_far_rows:
+            return []
+        n = int(new_rows.size)
+        return [self._backend.prepared("rows_count_access", n, self._counts, new_rows, n)]
+
+    def count_lookup(self, num_rows: int) -> None:
+        """Adds a lookup to the counts.
 
         Args:
-          num_rows: the number of distinct rows that it found.
-          new_rows: (n,) uint32, distinct, of keys that it has inserted; NO_ROW is skipped.
+          num_rows: the number of distinct rows that it found or inserted.
         """
-        n = 0 if new_rows is None else int(new_rows.size)
         record = self.record
         if record.rest > 0:
-            return plan_set(record, rest=record.rest - num_rows - n)
-        if not self._store.num_far_rows:
-            return []
-        self.reserve(self._store.num_rows)
-        counted = {"lookups": record.lookups + 1, "looked_up": record.looked_up + num_rows + n}
-        return [
-            self._backend.prepared("rows_count_access", n, self._counts, new_rows, n),
-            *plan_set(record, **counted),
-        ]
-
-    def plan_release(self, rows: Array) -> list[Action]:
-        """Prepares to note that rows (n,), none NO_ROW, are free."""
-        if self._store.near_rows is None:
-            return []
-        n = int(rows.size)
-        return [self._backend.prepared("rows_assign", n, self._counts, self._keys, rows, None, n)]
+            record.rest -= num_rows
+        elif self._store.num_far_rows:
+            record.lookups += 1
+            record.looked_up += num_rows
 
     # ---------------------------------------------------------------- rebalancing
 
@@ -205,13 +197,9 @@ class RowTiers:
             and self.record.looked_up >= _LOOKED_UP_PER_ROW * self._store.num_rows
         )
 
-    def rebalance(self, moving: Callable[[Moved], list[Action]] = lambda moved: []) -> Moved | None:
+    def rebalance(self) -> Moved | None:
         """Moves hot rows near and cold ones far, and halves all counts. Near rows must not be in
-        use.
-
-        Args:
-          moving: prepares what else must change with the rows: the row numbers of the keys, and
-            the row_epoch.
+        use, and no exception may come before the caller has told the index.
 
         Returns:
           The keys that have moved; None if there are none.
@@ -219,20 +207,20 @@ class RowTiers:
         Raises:
           MemoryError: nothing has moved.
         """
+        moved = self._promote() if self._store.near_rows else None
         self.num_passes += 1
-        moved = self._promote(moving) if self._store.near_rows else None
         num_rows = min(self._store.num_rows, self._counts.size)
         looked_up = self.record.looked_up
         moved_little = moved is None or moved.rows.size < 2 * _LITTLE * looked_up
-        calm_passes = min(self._calm_passes + 1, _MOST_REST) if moved_little else 0
-        halve = self._backend.prepared("rows_halve_accesses", num_rows, self._counts, num_rows)
-        period = plan_set(self.record, lookups=0, looked_up=0, rest=calm_passes * looked_up)
-        publish([halve, *plan_set(self, _calm_passes=calm_passes), *period])
+        self._calm_passes = min(self._calm_passes + 1, _MOST_REST) if moved_little else 0
+        self._backend.launch("rows_halve_accesses", num_rows, self._counts, num_rows)
+        self.record.lookups = self.record.looked_up = 0
+        self.record.rest = self._calm_passes * looked_up
         return moved
 
     # ---------------------------------------------------------------- inside
 
-    def _promote(self, moving: Callable[[Moved], list[Action]]) -> Moved | None:
+    def _promote(self) -> Moved | None:
         store, xp = self._store, self._backend.xp
         num_near = store.near_rows
         assert num_near is not None
@@ -257,18 +245,10 @@ class RowTiers:
             xp.concatenate([xp.take(self._keys, far), xp.take(self._keys, near[num_free:])]),
             xp.concatenate([near, far[num_free:]]),
         )
-        swap_accesses = self._backend.prepared(
-            "rows_swap_accesses", n, self._counts, self._keys, near, far, n
-        )
-        publish(
-            [
-                *store.plan_exchange_free(free, freed),
-                *store.plan_swap(near, far),
-                swap_accesses,
-                *plan_set(self, num_moved=self.num_moved + int(moved.rows.size)),
-                *moving(moved),
-            ]
-        )
+        store.exchange_free(free, freed)  # the last that needs memory
+        store.swap(near, far)
+        self._backend.launch("rows_swap_accesses", n, self._counts, self._keys, near, far, n)
+        self.num_moved += int(moved.rows.size)
         return moved
 
     @staticmethod

@@ -3,10 +3,10 @@
 from typing import Any
 
 from sok_lite.backend import Backend
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det import DetTable
 from sok_lite.engine.table.hkv import HkvTable, RefusedError
 from sok_lite.engine.table.results import Entries, Lookup, Statistics
+from sok_lite.engine.table.table import EmbeddingTable
 
 __all__ = [
     "DetTable",

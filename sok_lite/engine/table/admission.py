@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import NO_ROW
@@ -16,7 +16,7 @@ from sok_lite.engine.table.det_index import DetIndex
 MOST_SIGHTINGS = (1 << 30) + 1
 
 
-def plan_draw(
+def draw_launch(
     backend: Backend,
     keys: Array,
     ratio: float,
@@ -24,8 +24,8 @@ def plan_draw(
     lookup: int,
     drawn: Array,
     count: Array | None = None,
-) -> Action:
-    """Prepares to draw keys with chance `ratio`.
+) -> Launch:
+    """Returns the launch that draws keys with chance `ratio`.
 
     The draw is a function of the table, the number of the lookup and the key: the same on every
     backend, and another one when the key is next seen.
@@ -75,15 +75,16 @@ class PendingCounts(DetIndex):
         self.threshold = threshold
         super().__init__(backend, key_dtype, name)
 
-    def plan_count(
+    def count_launches(
         self,
         keys: Array,
         lookup_number: int,
         admitted: Array,
         counts: Array,
         occurrences: Array | None = None,
-    ) -> tuple[CountedKeys, list[Action]]:
-        """Prepares to count distinct keys without a row once more. Nothing is stored yet.
+    ) -> tuple[CountedKeys, list[Launch]]:
+        """Returns the launches that count distinct keys without a row once more. They store
+        nothing yet.
 
         Args:
           keys: (n,) int64.
@@ -96,11 +97,11 @@ class PendingCounts(DetIndex):
           occurrences: (n,) uint64, by how much each count grows, 1 at least; None: by 1.
 
         Returns:
-          (the new counts, which `plan_note` stores; the actions that compute them).
+          (the new counts, which `store_launches` store; the launches that compute them).
         """
         xp, n = self.backend.xp, int(keys.size)
         self.clean()
-        search = self.plan_search(keys, into=(xp.empty(n, np.uint32), None))
+        search = self.search(keys, into=(xp.empty(n, np.uint32), None))
         counted = CountedKeys(keys, lookup_number, *(xp.empty(n, np.uint32) for _ in range(3)))
         count = self.backend.prepared(
             "admission_count",
@@ -118,11 +119,12 @@ class PendingCounts(DetIndex):
         )
         return counted, [search.launch, count]
 
-    def plan_note(self, counted: CountedKeys, num_first: int) -> list[Action]:
-        """Prepares to store new pending counts.
+    def store_launches(self, counted: CountedKeys, num_first: int) -> list[Launch]:
+        """Returns the launches that store new pending counts. The caller adds `num_first` to
+        `size`.
 
         Args:
-          counted: the result of `plan_count`, once its actions were made.
+          counted: the result of `count_launches`, once these were made.
           num_first: how many of the keys were not seen before.
 
         Raises:
@@ -131,29 +133,27 @@ class PendingCounts(DetIndex):
         keys, lookup_number, known, first, last_seen = counted
         self.make_room(num_first)
         return [
-            *self.plan_update(keys, rows=known, last_seen=last_seen),
-            *self.plan_insert(keys, first, lookup_number, num_first),
+            self.update_launch(keys, rows=known, last_seen=last_seen),
+            self.insert_launch(keys, first, lookup_number),
         ]
 
     def of(self, keys: Array) -> Array:
         """Returns the counts of keys, (n,) uint32; 0 for one that is not counted."""
         xp, n = self.backend.xp, int(keys.size)
-        search = self.plan_search(keys, into=(xp.empty(n, np.uint32), None))
-        publish([search.launch])
+        search = self.search(keys, into=(xp.empty(n, np.uint32), None))
+        search.launch()
         return xp.where(search.rows == np.uint32(NO_ROW), np.uint32(0), search.rows)
 
-    def plan_forget(self, keys: Array) -> list[Action]:
-        """Prepares to forget the counts of distinct keys (n,) int64, such as have a row now."""
+    def counted_of(self, keys: Array) -> Array:
+        """Returns those of distinct keys (n,) int64 that are counted, for `erase`."""
         self.clean()
-        is_counted = self.find(keys).rows != np.uint32(NO_ROW)
-        return self.plan_erase(keys[is_counted])
+        return keys[self.find(keys).rows != np.uint32(NO_ROW)]
 
-    def plan_forget_before(self, lookup_number: int) -> list[Action]:
-        """Prepares to forget the counts of keys that no lookup from this number on has
-        seen."""
+    def counted_before(self, lookup_number: int) -> Array:
+        """Returns the keys that no lookup from this number on has seen, for `erase`."""
         self.clean()
         entries = self.entries()
-        return self.plan_erase(entries.keys[entries.last_seen < lookup_number])
+        return entries.keys[entries.last_seen < lookup_number]
 
     def restore(self, keys: Array, counts: Array, last_seen: Array) -> None:
         """Adds keys that were saved.
@@ -165,7 +165,7 @@ class PendingCounts(DetIndex):
         """
         self.make_room(int(keys.size))
         self.insert(keys, counts, 0)
-        publish(self.plan_update(keys, last_seen=last_seen))
+        self.update(keys, last_seen=last_seen)
 
     def emptied(self) -> "PendingCounts":
         """Returns a counter like this one that has seen nothing."""

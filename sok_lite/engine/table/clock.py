@@ -7,13 +7,12 @@ another process. Where that clock is put back, lookups that are ahead of it coun
 import math
 import struct
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
 from sok_lite.engine.table.record import ClockRecord, TableRecord
 
@@ -73,7 +72,7 @@ class Spans(NamedTuple):
 class Clock(ClockRecord):
     """Counts lookups from 1 on and knows about when each was.
 
-    Its fields are where native code finds them, which begins lookups as `plan_tick` does wherever
+    Its fields are where native code finds them, which begins lookups as `tick` does wherever
     that takes no memory (kernels/table_clock.h). What is behind the spans that there are says
     nothing.
     """
@@ -92,7 +91,7 @@ class Clock(ClockRecord):
     def _begin(self) -> None:
         self.span_time = -math.inf
         self._room = _Spans.of(Spans([], [], []))  # of the spans before the current one
-        publish(self._plan_spans(self._room))
+        self._set_spans(self._room)
 
     @property
     def is_full(self) -> bool:
@@ -103,49 +102,49 @@ class Clock(ClockRecord):
         """Returns the time, in seconds since 1970. Lookups that are ahead of it count as of now."""
         now = time.time()
         if now < self.last_time:
-            publish(self._plan_put_back(now))
+            self._put_back(now)
         return now
 
-    def _plan_put_back(self, now: float) -> list[Action]:
-        """Prepares to let lookups be no later than a time: those that were are in one span."""
+    def _put_back(self, now: float) -> None:
+        """Has lookups be no later than a time: those that were are in one span."""
         spans = self._spans()
         end = int(np.searchsorted(spans.times, now)) + 1
         times, ends = np.minimum(spans.times[:end], now), np.minimum(spans.ends[:end], now)
-        return self._plan_spans(_Spans(spans.numbers[:end], times, ends))
+        self._set_spans(_Spans(spans.numbers[:end], times, ends))
 
-    def plan_tick(self) -> list[Action]:
-        """Prepares to begin the lookup of number `now + 1`."""
+    def tick(self) -> None:
+        """Begins the lookup of number `now + 1`."""
         at = self.read()
-        number = self.now + 1
-        last = partial(_LAST.pack_into, self, 0, number, at)
-        if at - self.span_time < 1.0:
-            return [last]  # by one action: many tables tick at once
+        if at - self.span_time >= 1.0:
+            self._begin_span(at)
+        _LAST.pack_into(self, 0, self.now + 1, at)
+
+    def _begin_span(self, at: float) -> None:
         if self.num_spans + 1 >= _MAX_SPANS:
-            publish(self._plan_join_spans(at))
+            self._join_spans(at)
         if self.num_spans == self.max_spans:
-            publish(self._plan_spans(self._spans(), more=1))
-        num_spans = self.num_spans
+            self._set_spans(self._spans(), more=1)
         if self.span_time >= 0:
             for of_spans, value in zip(self._room, self._current(), strict=True):
-                of_spans[num_spans] = value  # nobody looks there yet
-            num_spans += 1
-        return [last, *plan_set(self, span_time=at, span_number=number, num_spans=num_spans)]
+                of_spans[self.num_spans] = value
+            self.num_spans += 1
+        self.span_time, self.span_number = at, self.now + 1
 
     @staticmethod
-    def plan_tick_alike(clocks: "Sequence[Clock]") -> list[Action] | None:
-        """Does what `plan_tick` does for each of several, where all go on with their last span.
+    def tick_alike(clocks: "Sequence[Clock]") -> bool:
+        """Does what `tick` does for each of several, where all go on with their last span.
 
         Returns:
-          None: one does not, or is full.
+          Whether it did: not if one does not, or is full.
         """
         # Nothing is called for each: a step may have a thousand tables.
         at, last, pack = time.time(), LAST_LOOKUP_NUMBER, _LAST.pack_into
-        actions: list[Action] = [
-            partial(pack, clock, 0, clock.now + 1, at)
-            for clock in clocks
-            if clock.now != last and clock.last_time <= at and at - clock.span_time < 1.0
-        ]
-        return actions if len(actions) == len(clocks) else None
+        for clock in clocks:
+            if clock.now == last or clock.last_time > at or at - clock.span_time >= 1.0:
+                return False
+        for clock in clocks:
+            pack(clock, 0, clock.now + 1, at)
+        return True
 
     def _current(self) -> tuple[int, float, float]:
         """Returns the current span: its first lookup, when that was, and the last one's time."""
@@ -158,22 +157,20 @@ class Clock(ClockRecord):
             return before
         return _Spans(*map(np.append, before, self._current()))
 
-    def _plan_spans(self, spans: "_Spans", more: int = 0) -> list[Action]:
-        """Prepares to have other spans, the current one last, and room for more."""
-        count = max(0, len(spans.numbers) - 1)
-        most = max(count + more, min(max(_FEWEST_SPANS, 2 * count), _MAX_SPANS - 1))
-        room = _Spans(np.zeros(most, np.int64), np.zeros(most), np.zeros(most))
-        for of_spans, values in zip(room, spans, strict=True):
-            of_spans[:count] = values[:count]
-        numbers, times, ends = (of_spans.ctypes.data for of_spans in room)
-        where = plan_set(self, numbers=numbers, times=times, ends=ends, _room=room)
-        setting = [*where, *plan_set(self, num_spans=count, max_spans=most)]
-        if not len(spans.numbers):
-            return setting
-        number, at, last = (each[-1].item() for each in spans)
-        return [*setting, *plan_set(self, span_number=number, span_time=at, last_time=last)]
+    def _set_spans(self, spans: "_Spans", more: int = 0) -> None:
+        """Has other spans, the current one last, and room for more."""
+        self._take_room(*_room_for(spans, more))
 
-    def _plan_join_spans(self, now: float) -> list[Action]:
+    def _take_room(self, room: "_Spans", count: int, last: tuple[int, float, float] | None) -> None:
+        """Has the spans that `_room_for` has made room for. It needs no memory to speak of."""
+        numbers, times, ends = (of_spans.ctypes.data for of_spans in room)
+        with uninterrupted():
+            self.numbers, self.times, self.ends, self._room = numbers, times, ends, room
+            self.num_spans, self.max_spans = count, len(room.numbers)
+            if last is not None:
+                self.span_number, self.span_time, self.last_time = last
+
+    def _join_spans(self, now: float) -> None:
         numbers: list[int] = []
         times: list[float] = []
         ends: list[float] = []
@@ -184,7 +181,7 @@ class Clock(ClockRecord):
                 numbers.append(number)
                 times.append(first)
                 ends.append(last)
-        return self._plan_spans(_Spans.of(Spans(numbers, times, ends)))
+        self._set_spans(_Spans.of(Spans(numbers, times, ends)))
 
     def first_since(self, at: float) -> int:
         """Returns the number of the first lookup since a time, or of an earlier one: by up to a
@@ -225,8 +222,8 @@ class Clock(ClockRecord):
         """The times of lookups, span by span."""
         return Spans(*(each.tolist() for each in self._spans()))
 
-    def plan_restart(self, now: int, spans: Spans | None = None) -> list[Action]:
-        """Prepares to go on counting after another number.
+    def restarting(self, now: int, spans: Spans | None = None) -> Callable[[], None]:
+        """Returns what goes on counting after another number; it needs no memory.
 
         Args:
           spans: of the lookups before; None, or none: they all count as of this time.
@@ -234,15 +231,21 @@ class Clock(ClockRecord):
         if spans is None or not spans.numbers:
             at = time.time()
             spans = Spans([now + 1], [at], [at])
-        return [*plan_set(self, now=now), *self._plan_spans(_Spans.of(spans))]
+        room = _room_for(_Spans.of(spans))
 
-    def plan_halve(self) -> list[Action]:
-        """Prepares to halve the number of every lookup, as the index halves those of its keys."""
+        def restart() -> None:
+            with uninterrupted():
+                self._take_room(*room)
+                self.now = now
+
+        return restart
+
+    def halve(self) -> None:
+        """Halves the number of every lookup, as the index halves those of its keys."""
         numbers, *others = self._spans()
-        return [
-            *plan_set(self, now=self.now >> 1),
-            *self._plan_spans(_Spans(numbers >> 1, *others)),
-        ]
+        with uninterrupted():
+            self._set_spans(_Spans(numbers >> 1, *others))
+            self.now >>= 1
 
 
 class _Spans(NamedTuple):
@@ -256,3 +259,17 @@ class _Spans(NamedTuple):
     def of(cls, spans: Spans) -> "_Spans":
         numbers, *others = spans
         return cls(np.array(numbers, np.int64), *(np.array(each, np.float64) for each in others))
+
+
+def _room_for(spans: _Spans, more: int = 0) -> tuple[_Spans, int, tuple[int, float, float] | None]:
+    """Returns what `_take_room` takes: memory that has all spans but the last, and room for more;
+    how many it has; and the last span, None where there is none."""
+    count = max(0, len(spans.numbers) - 1)
+    most = max(count + more, min(max(_FEWEST_SPANS, 2 * count), _MAX_SPANS - 1))
+    room = _Spans(np.zeros(most, np.int64), np.zeros(most), np.zeros(most))
+    for of_spans, values in zip(room, spans, strict=True):
+        of_spans[:count] = values[:count]
+    if not len(spans.numbers):
+        return room, count, None
+    number, at, last = (each[-1].item() for each in spans)
+    return room, count, (number, at, last)

@@ -13,11 +13,11 @@ from sok_lite.backend.aligned import aligned_empty
 from sok_lite.engine.optimizer_states import State, drop_orphaned_states
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import restoring
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.joined import checked_facts
 from sok_lite.engine.table.pieces import outline
 from sok_lite.engine.table.saved import Saved, SavedPart
+from sok_lite.engine.table.table import EmbeddingTable
 
 _CHUNK_BYTES = 8 << 20  # of rows that are read from a GPU together
 

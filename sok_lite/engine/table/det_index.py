@@ -9,12 +9,11 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
-from sok_lite.engine.table.index import Index
-from sok_lite.engine.table.index_entries import IndexEntries
+from sok_lite.engine.table.index import Index, IndexEntries
 
 _MIN_CAPACITY = 64
 # Lines of 4 slots stay short up to here (1.2 lines a hit).
@@ -72,28 +71,26 @@ class DetIndex(Index):
             open_slots = most - self.size - count
             self._rebuild(max(open_slots, _MIN_RECLAIM_FACTOR * self.capacity), open_slots)
 
-    def plan_insert(
-        self, keys: Array, rows: Array, lookup_number: int, count: int | None = None
-    ) -> list[Action]:
-        """Prepares to insert distinct keys that are not there, after `make_room`.
+    def insert_launch(self, keys: Array, rows: Array, lookup_number: int) -> Launch:
+        """Returns the launch that inserts distinct keys that are not there, after `make_room`. The
+        caller changes `size`.
 
         Args:
           keys: (n,) int64.
           rows: (n,) uint32, their row numbers; a key whose row is NO_ROW is skipped.
           lookup_number: number of the lookup that they come with.
-          count: how many are not skipped; None: all.
         """
         n = int(keys.size)
         counts = (self._counts, self._counts[1:])
-        insert = self.prepared(
+        return self.prepared(
             "det_insert", n, lookup_number, keys, rows, _ALL_LINES, None, *counts, n
         )
-        return [insert, *plan_set(self.record, size=self.size + (n if count is None else count))]
 
-    def plan_reserve(
+    def reserve_launch(
         self, keys: Array, lookup_number: int, placed: Array, num_refused: Array
-    ) -> Action:
-        """Prepares to give slots to distinct keys that are not there, after `make_room`.
+    ) -> Launch:
+        """Returns the launch that gives slots to distinct keys that are not there, after
+        `make_room`.
 
         They are not found before they have rows; the caller changes `size`.
 
@@ -111,7 +108,7 @@ class DetIndex(Index):
         """Whether `count` more keys need no larger index."""
         return not self._is_too_small(self.size + count)
 
-    def plan_insert_items(
+    def insert_items_launches(
         self,
         keys: Array,
         rows: Array,
@@ -119,9 +116,9 @@ class DetIndex(Index):
         claim: Claim,
         to: tuple[Array, Array, Array],
         counts: Array,
-    ) -> list[Action]:
-        """Prepares to insert keys (n,) that are not there and may repeat, after `make_room` for as
-        many as there are. The caller changes `size`.
+    ) -> list[Launch]:
+        """Returns the launches that insert keys (n,) that are not there and may repeat, after
+        `make_room` for as many as there are. The caller changes `size`.
 
         Args:
           rows: (n,) uint32; an item takes part if it has NO_ROW, and gets the row of its key.
@@ -141,12 +138,12 @@ class DetIndex(Index):
         )
         return [insert, self.backend.prepared("slots_tell_rows", n, placed, rows, n)]
 
-    def plan_take_back(self, keys: Array, placed: Array, rows: Array | None = None) -> list[Action]:
-        """Prepares to undo `plan_reserve` of keys, or `plan_insert_items` of those that have taken
-        `rows`. It can be done again."""
+    def take_back(self, keys: Array, placed: Array, rows: Array | None = None) -> None:
+        """Undoes `reserve_launch` of keys, or `insert_items_launches` of those that have taken
+        `rows`."""
         n = int(keys.size)
-        erase = self.prepared("det_erase", n, keys, rows, placed, self._counts, None, n)
-        return [erase, *plan_set(self.record, num_erased=self.record.num_erased + n)]
+        self.launch("det_erase", n, keys, rows, placed, self._counts, None, n)
+        self.record.num_erased += n
 
     def take_new_seed(self) -> None:
         """Gives every key another place.
@@ -170,14 +167,15 @@ class DetIndex(Index):
         xp, n = self.backend.xp, int(keys.size)
         for has_new_seed in (False, True):
             placed, num_refused = xp.empty(n, np.int64), xp.zeros(1, np.int64)
-            self.plan_reserve(keys, lookup_number, placed, num_refused)()
+            self.reserve_launch(keys, lookup_number, placed, num_refused)()
             if not int(num_refused[0]):
                 break
-            publish(self.plan_take_back(keys, placed))
+            self.take_back(keys, placed)
             if has_new_seed:
                 raise self.error_of_chosen_keys()
             self.take_new_seed()
-        publish([self.plan_give_rows(placed, rows), *plan_set(self.record, size=self.size + n)])
+        self.give_rows(placed, rows)
+        self.record.size += n
 
     def check(self) -> None:
         """Raises RuntimeError if keys have found the index full, which has room by its counters."""
@@ -189,13 +187,13 @@ class DetIndex(Index):
                 "table from a checkpoint, and please report this."
             )
 
-    def plan_update(
+    def update_launch(
         self, keys: Array, rows: Array | None = None, last_seen: Array | None = None
-    ) -> list[Action]:
-        """Prepares to write row numbers (n,) uint32 or `last_seen` (n,) uint32 of distinct keys. A
-        missing key is skipped, and so is one whose new row is NO_ROW."""
+    ) -> Launch:
+        """Returns the launch that writes row numbers (n,) uint32 or `last_seen` (n,) uint32 of
+        distinct keys. A missing key is skipped, and so is one whose new row is NO_ROW."""
         n = int(keys.size)
-        return [self.prepared("det_update", n, keys, rows, last_seen, n)]
+        return self.prepared("det_update", n, keys, rows, last_seen, n)
 
     def last_seen(self, keys: Array) -> Array:
         n = int(keys.size)
@@ -203,14 +201,14 @@ class DetIndex(Index):
         self.launch("det_stamps", n, keys, last_seen, n)
         return last_seen
 
-    def plan_erase(self, keys: Array) -> list[Action]:
-        """Prepares to erase distinct keys that are all there."""
+    def erase(self, keys: Array) -> None:
         n = int(keys.size)
-        erase = self.prepared("det_erase", n, keys, None, None, self._counts, None, n)
-        return [erase, *self.erased(n)]
+        self.launch("det_erase", n, keys, None, None, self._counts, None, n)
+        self.note_erased(n)
 
-    def plan_erase_found(self, keys: Array, rows: Array, num_erased: Array) -> Action:
-        """Prepares to erase distinct keys. `erased` must follow, when it is known how many.
+    def erase_found_launch(self, keys: Array, rows: Array, num_erased: Array) -> Launch:
+        """Returns the launch that erases distinct keys. `note_erased` must follow, when it is known
+        how many.
 
         Args:
           keys: (n,) int64; one that is not there is skipped.
@@ -220,14 +218,10 @@ class DetIndex(Index):
         n = int(keys.size)
         return self.prepared("det_erase", n, keys, rows, None, self._counts, num_erased, n)
 
-    def erased(self, count: int, num_inserted: int = 0) -> list[Action]:
-        """Returns the actions that note how many keys were erased.
-
-        Args:
-          num_inserted: how many were inserted that `plan_insert` was not told of.
-        """
-        size, num_erased = self.size - count + num_inserted, self.record.num_erased + count
-        return plan_set(self.record, size=size, num_erased=num_erased)
+    def note_erased(self, count: int) -> None:
+        """Notes how many keys were erased."""
+        self.record.size -= count
+        self.record.num_erased += count
 
     def clean(self) -> None:
         """Gives back slots that few keys need, and erased ones where there are many."""
@@ -238,10 +232,10 @@ class DetIndex(Index):
                 self.resize(self._slots_for(_SHRINKS_TO * self.size), grows=False)
         self._rebuild(_MAX_RECLAIM_FACTOR * self.capacity, -self.capacity)
 
-    def plan_clear(self) -> list[Action]:
-        counts = self.backend.xp.zeros(3, np.int64)
-        none_erased = [*plan_set(self.record, num_erased=0), *plan_set(self, _num_reused=0)]
-        return [*super().plan_clear(), *none_erased, *self._plan_counts(counts)]
+    def clear(self, place: tuple[Directory, Array] | None = None) -> None:
+        super().clear(place)
+        self.record.num_erased = self._num_reused = 0
+        self._counts.fill(0)
 
     def reserve(self, num_keys: int) -> None:
         self._grow(num_keys)
@@ -280,36 +274,37 @@ class DetIndex(Index):
         self.record.num_erased, self._num_reused = num_erased, num_reused
         return num_erased - num_reused > count
 
-    def prepared(self, kernel: str, num_items: int, *args: object) -> Action:
+    def prepared(self, kernel: str, num_items: int, *args: object) -> Launch:
         place = self.place()
         where = (place.directory, place.hashing, place.side)
         return self.backend.prepared(kernel, num_items, *where, *self.reserved_keys(), *args)
 
-    def plan_move(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
+    def move(self, segments: Sequence[Segment], directory: Directory) -> bool:
         where = (directory.table, directory.hashing, self.side)
         counts = self.backend.xp.zeros(3, np.int64)
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0])
             parts.append(Work(n, (slots, n, *where, *self.reserved_keys(), counts)))
-        # At once: it writes nothing that is in use, and may leave keys out.
-        publish(self.backend.joined("det_move", parts))
+        self.backend.launch_parts("det_move", parts)
         if int(counts[1]):
-            return None
-        return self._plan_counts(self._counts + counts)
+            return False
+        self._set_counts(self._counts + counts)
+        return True
 
-    def _plan_counts(self, counts: Array) -> list[Action]:
-        """Prepares that kernels count in another array."""
-        noting = plan_set(self.record, counts=self.backend.address(counts))
-        return [*noting, *plan_set(self, _counts=counts)]
+    def _set_counts(self, counts: Array) -> None:
+        """Has kernels count in another array."""
+        self._counts = counts
+        self.record.counts = self.backend.address(counts)
 
-    def plan_place(self, directory: Directory, side: Array | None = None) -> list[Action]:
+    def set_place(self, directory: Directory, side: Array | None = None) -> None:
         # The most for which `_is_too_small` says no; fewer are asked for of what fits.
         crowded = int(_MAX_LOAD_FACTOR * directory.densest)
         fits = range(crowded + 1)
         slots = partial(slots_for, self.sizes)
         most = bisect_right(fits, directory.num_slots, key=slots) - 1
-        return [*super().plan_place(directory, side), *plan_set(self.record, most_keys=most)]
+        super().set_place(directory, side)
+        self.record.most_keys = most
 
     def _rebuild(self, limit: float, allowed: float) -> None:
         """Rids segments of erased slots.

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.rows.column import Column
 
 if TYPE_CHECKING:
@@ -41,14 +40,14 @@ def recalled(table: "TableParts", file: str) -> Dumped | None:
     return next((dumped for dumped in table.dumps if dumped.file == file), None)
 
 
-def plan_remember(
+def remember(
     table: "TableParts",
     folder: str,
     file: str,
     columns: Sequence[Column],
     continued: str | None = None,
-) -> list[Action]:
-    """Prepares to remember that a file has what a table holds now. Hold the table.
+) -> None:
+    """Remembers that a file has what a table holds now. Hold the table.
 
     Whether a manifest will ever name the file does not matter: nobody asks for it if none does.
 
@@ -59,9 +58,9 @@ def plan_remember(
     states = tuple(weakref.ref(column) for column in columns)
     new = Dumped(folder, file, table.num_lookups, states)
     kept = [old for old in table.dumps if old.folder != folder or old.file == continued]
-    return plan_set(table, dumps=(new, *kept)[:_MOST])
+    table.dumps = (new, *kept)[:_MOST]
 
 
-def plan_forget(table: "TableParts") -> list[Action]:
-    """Prepares to forget all of it."""
-    return plan_set(table, dumps=())
+def forget(table: "TableParts") -> None:
+    """Forgets all of it."""
+    table.dumps = ()

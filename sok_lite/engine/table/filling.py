@@ -15,10 +15,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import plan_set, publish
 from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chooser, Chosen, are_first
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
@@ -26,6 +24,7 @@ from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex, capacity_for
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY
 from sok_lite.engine.table.saved import Saved, SavedPart
+from sok_lite.engine.table.table import EmbeddingTable
 
 _log = logging.getLogger("sok_lite")
 
@@ -182,11 +181,11 @@ def _filled_by_score(table: HkvTable, saved: Saved, scores: Scores) -> Filled:
     )
     # Those that have found room get their rows when they are chosen.
     xp, held = table.backend.xp, index.entries().keys
-    publish(index.plan_update(held, xp.full(held.size, _TO_BE_CHOSEN, np.uint32)))
+    index.update(held, xp.full(held.size, _TO_BE_CHOSEN, np.uint32))
 
     def insert(keys: Array, first: int) -> None:
         rows = xp.arange(first, first + keys.size, dtype=np.uint32)
-        publish(index.plan_update(keys, rows))
+        index.update(keys, rows)
 
     def find(keys: Array) -> Array:
         rows = index.find(keys).rows
@@ -306,6 +305,5 @@ def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None
         )
     # The last two do not hold their key: they are in use where they have a row.
     index.side[2 * (slots[begin:] - num_slots) + 1] = 0
-    publish(
-        [*index.plan_update(keys, rows), *plan_set(index.record, size=index.size + int(keys.size))]
-    )
+    index.update(keys, rows)
+    index.record.size += int(keys.size)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import plan_set, publish
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import check_counts_repeats, checked_keys, checked_number
 from sok_lite.engine.table.exclusive import changing, exclusive
@@ -115,7 +114,7 @@ def log_removals(table: TableParts) -> None:
     if table.removals is None:
         name = f"{table.name} (removals)"
         log = RemovalLog(table.backend, table.key_dtype, name, table.num_lookups)
-        publish(plan_set(table, removals=log))
+        table.removals = log
 
 
 @exclusive

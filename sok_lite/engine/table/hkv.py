@@ -5,24 +5,21 @@ from dataclasses import asdict
 from typing import Any
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import is_integer, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table import hkv_insertion
-from sok_lite.engine.table.admission import PendingCounts, plan_draw
-from sok_lite.engine.table.base import EmbeddingTable
+from sok_lite.engine.table.admission import CountedKeys, PendingCounts, draw_launch
 from sok_lite.engine.table.counters import Count, counter
-from sok_lite.engine.table.dumped import plan_forget
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
-from sok_lite.engine.table.insertion import claim_rows, gather_evicted
+from sok_lite.engine.table.insert import HkvInsertion, claim_rows, gather_evicted
 from sok_lite.engine.table.results import Evicted
-from sok_lite.engine.table.stages import Admission
-from sok_lite.engine.table.writes import assign_and_evict
+from sok_lite.engine.table.table import EmbeddingTable
+from sok_lite.engine.table.write import assign_and_evict
 
 
 class RefusedError(RuntimeError):
@@ -107,14 +104,11 @@ class HkvTable(EmbeddingTable):
             strategy=self.options.evict_strategy,
         )
         threshold = self.options.enter_threshold
-        # Set where there are none, too: an attribute that is new would take memory when a restore
-        # publishes it.
-        self.pending = None
         if threshold > 1:
             counted = f"{name} (pending counts)"
             self.pending = PendingCounts(backend, self.key_dtype, counted, threshold)
         self.counts_repeats = self.options.count_repeats
-        publish(self.plan_parts(index, self.store))
+        self.set_parts(index, self.store)
         self._has_warned = False
 
     @property
@@ -179,10 +173,13 @@ class HkvTable(EmbeddingTable):
         self.tiers.reserve(self.store.num_rows + room)
         return claim_rows(self, room)
 
-    insertion_stages = hkv_insertion.insertion_stages
+    def new_insertion(self, *args: Any) -> HkvInsertion:
+        return HkvInsertion(self, *args)
 
     def begin(self) -> None:
         super().begin()
+        if self.store.has_far_file:
+            self.store.trim()
         self.refused = (0, 0)
 
     def report_refused(self, evicted: list[Evicted] | None = None) -> None:
@@ -206,33 +203,33 @@ class HkvTable(EmbeddingTable):
     def scores_of(self, keys: Array) -> Array:
         return self.index.scores(keys)
 
-    def plan_scores(self, keys: Array, scores: Array) -> list[Action]:
-        forgotten = [] if self.index.has_scores else plan_forget(self)
-        return [*self.index.plan_update(keys, scores=scores), *forgotten]
+    def score_launch(self, keys: Array, scores: Array) -> Launch:
+        return self.index.update_launch(keys, scores=scores)
+
+    def scores_were_set(self) -> None:
+        if not self.index.has_scores:
+            super().scores_were_set()
 
     def may_turn_away(self, filter_ratio: float) -> bool:
         return filter_ratio < 1.0 or self.pending is not None
 
-    def plan_admission(
+    def admission_launches(
         self,
         keys: Array,
         filter_ratio: float,
         admitted: Array,
         counters: Array,
         occurrences: Array | None,
-    ) -> Admission:
+    ) -> tuple[list[Launch], CountedKeys | None]:
         pending, lookup, backend = self.pending, self.num_lookups, self.backend
-        actions: list[Action] = []
+        launches: list[Launch] = []
         if filter_ratio < 1.0:
             count = counter(counters, Count.ADMITTED) if pending is None else None
             draw = (keys, filter_ratio, self.table_seed, lookup, admitted, count)
-            actions.append(plan_draw(backend, *draw))
+            launches.append(draw_launch(backend, *draw))
         if pending is None:
-            return Admission(actions, lambda counted: [])
+            return launches, None
         counts = counter(counters, Count.ADMITTED, Count.FIRST_SEEN)
         occurrences = occurrences if self.counts_repeats else None
-        seen, counting = pending.plan_count(keys, lookup, admitted, counts, occurrences)
-        return Admission(
-            [*actions, *counting],
-            lambda counted: pending.plan_note(seen, counted[Count.FIRST_SEEN]),
-        )
+        seen, counting = pending.count_launches(keys, lookup, admitted, counts, occurrences)
+        return [*launches, *counting], seen

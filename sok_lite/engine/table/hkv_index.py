@@ -4,19 +4,20 @@ import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.launches import Launch
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys, seed_after
+from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.hkv_options import STRATEGIES
-from sok_lite.engine.table.hkv_placing import plan_reserve, unplaced
-from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index
-from sok_lite.engine.table.index_entries import IndexEntries
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index, IndexEntries
 
 _CUSTOMIZED = STRATEGIES.index("kCustomized")
 # Share of the keys at which the capacity doubles, from which on segments are split.
@@ -24,6 +25,21 @@ _SPLITS_FROM = 0.7
 # Share of the slots in use below which no two buckets are full by chance, by the slots of a bucket.
 _SPARSE = {4: 0.01, 8: 0.05}
 _SPARSE_FROM_16 = 0.2
+
+
+class Placed(NamedTuple):
+    """The slots of keys that were inserted, and what they have evicted.
+
+    Attributes:
+      slots: (n,) int64, the address of its slot; 0 for a refused key.
+      evicted_keys, evicted_rows, evicted_scores: (n,) int64, uint32, uint64: what was in the slot;
+        row NO_ROW where it was free.
+    """
+
+    slots: Array
+    evicted_keys: Array
+    evicted_rows: Array
+    evicted_scores: Array
 
 
 class HkvIndex(Index):
@@ -61,7 +77,7 @@ class HkvIndex(Index):
         sizes = Sizes.of(backend, bucket, 1)
         super().__init__(backend, key_dtype, name, sizes, init_capacity, strategy != "kLru", seed)
         self.record.strategy = STRATEGIES.index(strategy)
-        publish(self._plan_capacity(init_capacity, self.directory))
+        self._set_capacity(init_capacity)
 
     @property
     def epoch(self) -> int:
@@ -107,19 +123,73 @@ class HkvIndex(Index):
         capacity = self._capacity_for(num_keys, self._capacity)
         self._grow(capacity, self._slots_for(num_keys, capacity))
 
-    def plan_update(
+    def update_launch(
         self,
         keys: Array,
         rows: Array | None = None,
         scores: Array | None = None,
         last_seen: Array | None = None,
-    ) -> list[Action]:
-        """Prepares to write row numbers (n,) uint32, `last_seen` (n,) uint32 or scores (n,) uint64
-        of distinct keys; a missing key is skipped."""
+    ) -> Launch:
+        """Returns the launch that writes row numbers (n,) uint32, `last_seen` (n,) uint32 or scores
+        (n,) uint64 of distinct keys; a missing key is skipped."""
         n = int(keys.size)
         if scores is not None and not self.has_scores:
             last_seen, scores = scores.astype(np.uint32), None
-        return [self.prepared("hkv_update", n, keys, rows, last_seen, scores, n)]
+        return self.prepared("hkv_update", n, keys, rows, last_seen, scores, n)
+
+    def unplaced(self, num_keys: int) -> Placed:
+        """Returns memory for what becomes of keys."""
+        dtypes = (np.int64, np.int64, np.uint32, np.uint64)
+        return Placed(*(self.backend.xp.empty(num_keys, dtype) for dtype in dtypes))
+
+    def reserve_launch(
+        self,
+        keys: Array,
+        lookup_number: int,
+        caller_scores: Array | None,
+        placed: Placed,
+        counts: Array,
+        claim: Claim | None = None,
+        rows: Array | None = None,
+        *,
+        are_scores: bool = False,
+        scores_follow: bool = False,
+    ) -> Launch:
+        """Returns the launch that gives slots to distinct keys that are not there. The caller
+        changes `size`.
+
+        Args:
+          caller_scores: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized); None: 1
+            of each, or 0 (kCustomized).
+          placed: gets what becomes of the keys.
+          counts: (4,) int64, grow by the keys that are refused and, with a claim, by its rows that
+            are used, the keys placed and those evicted. Without a claim (1,) is enough.
+          claim: rows, at least as many as free slots are taken: those who need one use up the
+            first ones, in no order. A key then takes the place of another where both its buckets
+            are full. None: it is refused there, and none gets a row, so that no search finds it:
+            that comes with `store.list_launches` or `give_rows`.
+          rows: (n,) uint32, with a claim, gets the row number of each key, or NO_ROW.
+          are_scores: whether `caller_scores` are scores, whatever the strategy. Where a program
+            says the scores, a key is refused whose score is below all that it could evict.
+          scores_follow: whether the program gives keys that come without a score theirs
+            afterwards: they are not refused for it.
+        """
+        n, may_evict = int(keys.size), 0 if claim is None else 1 + self.looks_full
+        strategy, epoch = self.score_rule()
+        if are_scores and caller_scores is not None:
+            strategy = _CUSTOMIZED
+        has_score = caller_scores is not None or not scores_follow
+        may_refuse = has_score and strategy == _CUSTOMIZED
+        claimed = (None, 0, 0, 0, None, 0) if claim is None else claim.words
+        return self.prepared(
+            *("hkv_insert", n, lookup_number, strategy, epoch, may_evict, int(may_refuse)),
+            *(caller_scores, keys, *placed, *claimed, rows, counts, n),
+        )
+
+    def take_back(self, keys: Array, placed: Placed) -> None:
+        """Undoes `reserve_launch` of keys that have evicted none and have no rows yet."""
+        n = int(keys.size)
+        self.launch("hkv_erase", n, keys, placed.slots, n)
 
     def scores(self, keys: Array) -> Array:
         """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
@@ -134,11 +204,10 @@ class HkvIndex(Index):
         self.launch("hkv_stamps", n, keys, out, n)
         return out
 
-    def plan_erase(self, keys: Array) -> list[Action]:
-        """Prepares to erase distinct keys that are all there."""
+    def erase(self, keys: Array) -> None:
         n = int(keys.size)
-        erase = self.prepared("hkv_erase", n, keys, None, n)
-        return [erase, *plan_set(self.record, size=self.size - n)]
+        self.launch("hkv_erase", n, keys, None, n)
+        self.record.size -= n
 
     def clean(self) -> None:
         """Gives memory back where a fraction of it would do for the keys that are left."""
@@ -176,23 +245,25 @@ class HkvIndex(Index):
         if other.insert_all(entries.keys, most):
             return False
         scores = entries.scores if self.has_scores else None
-        publish(other.plan_update(entries.keys, entries.rows, scores, entries.last_seen))
-        num_rehashes = self.num_rehashes + len(self.directory.segments)
-        setting = plan_set(self, num_rehashes=num_rehashes)
-        capacity = self._plan_capacity(other._capacity, other.directory)
-        publish([*self.plan_place(other.directory, other.side), *setting, *capacity])
+        other.update(entries.keys, entries.rows, scores, entries.last_seen)
+        num_segments = len(self.directory.segments)
+        with uninterrupted():
+            self.set_place(other.directory, other.side)
+            self.num_rehashes += num_segments
+            self._set_capacity(other._capacity)
         return True
 
-    def plan_clear(self) -> list[Action]:
-        # Until it grows, native code inserts none.
-        return [*super().plan_clear(), *plan_set(self, _capacity=self.init_slots)]
+    def clear(self, place: tuple[Directory, Array] | None = None) -> None:
+        super().clear(place)
+        self._capacity = self.init_slots  # until it grows, native code inserts none
 
-    def plan_place(self, directory: Directory, side: Array | None = None) -> list[Action]:
-        # `_plan_capacity` follows.
-        return [*super().plan_place(directory, side), *plan_set(self.record, most_keys=0)]
+    def set_place(self, directory: Directory, side: Array | None = None) -> None:
+        super().set_place(directory, side)
+        self.record.most_keys = 0  # `_set_capacity` follows
 
-    def _plan_capacity(self, capacity: int, directory: Directory) -> list[Action]:
-        """Prepares to have a capacity, with a directory."""
+    def _set_capacity(self, capacity: int) -> None:
+        """Has a capacity from now on."""
+        directory = self.directory
 
         def is_too_small(num_keys: int) -> bool:
             grows = self._capacity_for(num_keys, capacity) > capacity
@@ -204,7 +275,7 @@ class HkvIndex(Index):
         if directory.num_slots >= self.max_capacity:  # it evicts, but for keys in a sparse index
             share = _SPARSE.get(self.bucket, _SPARSE_FROM_16)
             most = min(most, math.ceil(share * directory.num_slots) - 1)
-        return [*plan_set(self, _capacity=capacity), *plan_set(self.record, most_keys=most)]
+        self._capacity, self.record.most_keys = capacity, most
 
     def reserve(self, num_keys: int) -> None:
         self.make_room(max(0, num_keys - self.size))
@@ -220,14 +291,14 @@ class HkvIndex(Index):
         capacity = min(2 * self._capacity, self.max_capacity)
         self._grow(capacity, capacity)
 
-    def plan_decay(self, factor: float) -> list[Action]:
+    def decay(self, factor: float) -> None:
         beside = self.side[4:].view(np.uint64)
         has_epochs = int(self.strategy == "kEpochLfu")
         parts = [
             Work(int(scores.size), (scores, has_epochs, factor, int(scores.size)))
             for scores in (*(segment.scores for segment in self.directory.segments), beside)
         ]
-        return self.backend.joined("scores_decay", parts)
+        self.backend.launch_parts("scores_decay", parts)
 
     def aged(self, scores: Array) -> Array:
         if self.strategy == "kLru":
@@ -306,10 +377,10 @@ class HkvIndex(Index):
         at = xp.arange(keys.size)
         while True:
             n = int(at.size)
-            placed = unplaced(self.backend, n)
+            placed = self.unplaced(n)
             num_refused = xp.zeros(1, np.int64)
-            plan_reserve(self, keys[at], 1, None, placed, num_refused)()
-            self.plan_give_rows(placed.slots, (at + first).astype(np.uint32))()
+            self.reserve_launch(keys[at], 1, None, placed, num_refused)()
+            self.give_rows(placed.slots, (at + first).astype(np.uint32))
             self.record.size += n - int(num_refused[0])
             at = at[placed.slots == 0]
             if at.size == 0 or 2 * self._capacity > most or self.is_sparse(int(at.size)):
@@ -324,7 +395,7 @@ class HkvIndex(Index):
 
     def begin_from(self, capacity: int) -> None:
         """Takes the capacity of another index, whose slots it has, and grows if it began larger."""
-        publish(self._plan_capacity(capacity, self.directory))
+        self._set_capacity(capacity)
         if capacity < self.init_slots:
             self._grow(self.init_slots, self.init_slots)
 
@@ -338,17 +409,18 @@ class HkvIndex(Index):
 
     # ---------------------------------------------------------------- inside
 
-    def prepared(self, kernel: str, num_items: int, *args: object) -> Action:
+    def prepared(self, kernel: str, num_items: int, *args: object) -> Launch:
         return self.backend.prepared(kernel, num_items, *self.place(), *args)
 
-    def plan_move(self, segments: Sequence[Segment], directory: Directory) -> list[Action]:
+    def move(self, segments: Sequence[Segment], directory: Directory) -> bool:
         place = (directory.table, directory.hashing, self.side)
         where = (*place, int(self.has_scores), self.bucket)
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0]) // self.bucket
             parts.append(Work(n, (slots, n, *where, *self.reserved_keys())))
-        return self.backend.joined("hkv_move", parts)
+        self.backend.launch_parts("hkv_move", parts)
+        return True
 
     def _capacity_for(self, num_keys: int, capacity: int) -> int:
         """Returns the capacity that it has with so many keys, from one that it has on."""
@@ -366,7 +438,7 @@ class HkvIndex(Index):
         if num_slots > self.directory.num_slots or is_crowded:
             self.resize(num_slots)
         if capacity != self._capacity or self.record.most_keys == 0:
-            publish(self._plan_capacity(capacity, self.directory))
+            self._set_capacity(capacity)
 
 
 def capacity_for(num_keys: int, capacity: int, max_capacity: int, max_load_factor: float) -> int:

@@ -6,14 +6,13 @@ Python notes where they lie already.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.table.exclusive import unless_in_use
 from sok_lite.engine.table.record import GradientRecord, TableRecord
 
@@ -70,28 +69,27 @@ class LastGradient:
         keys, rows = self._room if is_in_room else self._kept
         return keys[: known.size], rows[: known.size]
 
-    def plan_note(self, known: KnownRows, arrays: tuple[Array, Array]) -> list[Action]:
-        """Prepares to note keys.
+    def note(self, known: KnownRows, arrays: tuple[Array, Array]) -> None:
+        """Notes keys.
 
         Args:
           arrays: keys and rows.
         """
-        note = partial(_WORDS.pack_into, self._record, _FIRST, *known)
-        return [note, *plan_set(self, _kept=arrays)]
+        before, self._kept = self._kept, arrays
+        _WORDS.pack_into(self._record, _FIRST, *known)
+        del before  # the words pointed there until now
 
-    def plan_room(self, backend: Backend, size: int) -> list[Action]:
-        """Prepares to make room for native code to write so many keys; none if there is."""
+    def make_room(self, backend: Backend, size: int) -> None:
+        """Makes room for native code to write so many keys, unless there is."""
         if size <= self._record.gradient.room:
-            return []
+            return
         room = max(_FEWEST, 1 << (size - 1).bit_length())
         arrays = backend.xp.empty(room, np.int64), backend.xp.empty(room, np.uint32)
         words = (*map(backend.address, arrays), room)
         # What was noted may lie in the memory that there was before.
-        return [
-            partial(_WORDS.pack_into, self._record, _FIRST, *_NOTHING),
-            partial(_ROOM.pack_into, self._record, _FIRST_OF_ROOM, *words),
-            *plan_set(self, _room=arrays),
-        ]
+        _WORDS.pack_into(self._record, _FIRST, *_NOTHING)
+        _ROOM.pack_into(self._record, _FIRST_OF_ROOM, *words)
+        self._room = arrays
 
 
 _NOTHING = KnownRows(0, 0, -1, 0, 0, 0)
@@ -124,11 +122,12 @@ def note_gradients(
             int(num_without_row == 0),
             lookup_number,
         )
-        noting = _noting(backend, table.last_gradient, known, (its_keys, its_rows), room)
+        noting = partial(_note, backend, table.last_gradient, known, (its_keys, its_rows), room)
         unless_in_use(table, noting)
 
 
-def _noting(
+def _note(
     backend: Backend, last: LastGradient, known: KnownRows, arrays: tuple[Array, Array], room: int
-) -> Callable[[], None]:
-    return lambda: publish([*last.plan_room(backend, room), *last.plan_note(known, arrays)])
+) -> None:
+    last.make_room(backend, room)
+    last.note(known, arrays)

@@ -8,11 +8,11 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.joined import JoinedState, without_slots
 from sok_lite.engine.table.pieces import ENTRY_BYTES, outline, pending_pieces, pieces
 from sok_lite.engine.table.saved import Saved, SavedPart
+from sok_lite.engine.table.table import EmbeddingTable
 
 # Strategies whose scores do not say when a key was looked up: they mean the same in all tables.
 _TIMELESS = ("kLfu", "kCustomized")

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, plan_set
+from sok_lite.backend.launches import Launch
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
@@ -15,15 +15,14 @@ from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import PendingCounts
+from sok_lite.engine.table.admission import CountedKeys, PendingCounts
 from sok_lite.engine.table.clock import Clock
-from sok_lite.engine.table.dumped import Dumped
-from sok_lite.engine.table.exclusive import Exclusive, exclusive
-from sok_lite.engine.table.index import Index
+from sok_lite.engine.table.dumped import Dumped, forget
+from sok_lite.engine.table.exclusive import Exclusive
+from sok_lite.engine.table.index import AccessCounts, Index
 from sok_lite.engine.table.last_gradient import LastGradient
 from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.table.removal_log import RemovalLog
-from sok_lite.engine.table.stages import Admission, NewKeys, Settle, Stages, WithRows
 from sok_lite.engine.texts import TextStore
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
@@ -51,8 +50,8 @@ def checked_num_keys(name: str, what: str, count: int) -> int:
 class TableParts(Exclusive, ABC):
     """The parts of a table: an index, rows, and what decides which keys have one.
 
-    What it does is in functions that take it: finding.py, single_lookup.py, lookups.py, writes.py,
-    insertion.py, removal.py, export.py, history.py, summary.py. Here is what they share, and what
+    What it does is in functions that take it: find.py, insert.py, write.py, remove.py, export.py,
+    history.py, summary.py. Here is what they share, and what
     each kind of table does in its own way.
 
     Attributes:
@@ -149,16 +148,13 @@ class TableParts(Exclusive, ABC):
         self.last_gradient = LastGradient(self.record)
         self.counters = self.record.counters
 
-    def plan_parts(self, index: Index, store: RowStore) -> list[Action]:
-        """Prepares to have other keys and other rows, which native code finds from then on."""
-        allows = (READS | INSERTS) * isinstance(self.lock, TableLock)
-        where = {"index": addressof(index.record), "store": addressof(store.record)}
-        turns_away = self.may_turn_away(self.filter_ratio)
-        how = {"counts_repeats": self.counts_repeats, "turns_away": turns_away}
-        return [
-            *plan_set(self.record, allows=allows, **how, **where),
-            *plan_set(self, index=index, store=store),
-        ]
+    def set_parts(self, index: Index, store: RowStore) -> None:
+        """Has these keys and rows, which native code finds from now on."""
+        record, self.index, self.store = self.record, index, store
+        record.index, record.store = addressof(index.record), addressof(store.record)
+        record.counts_repeats = self.counts_repeats
+        record.turns_away = self.may_turn_away(self.filter_ratio)
+        record.allows = (READS | INSERTS) * isinstance(self.lock, TableLock)
 
     # By code of C's: a step may have a thousand tables.
     row_epoch = property(attrgetter("record.row_epoch"))
@@ -168,8 +164,6 @@ class TableParts(Exclusive, ABC):
     @property
     def size(self) -> int:
         """Number of keys with a row."""
-        if self.unfinished is not None:
-            self._settled()
         return self.index.size
 
     @property
@@ -196,8 +190,6 @@ class TableParts(Exclusive, ABC):
     @property
     def num_evicted(self) -> int:
         """Keys that lost their row to another key since the counters began."""
-        if self.unfinished is not None:
-            self._settled()
         return self.counters.evicted
 
     @property
@@ -220,10 +212,6 @@ class TableParts(Exclusive, ABC):
         """Lookups so far that could insert: the time by which `scores` and `expire` count."""
         return self.clock.now
 
-    @exclusive
-    def _settled(self) -> None:
-        """Finishes what an interrupted call has left, as every outermost call does."""
-
     @property
     def filter_ratio(self) -> float:
         """The chance of a new key to get a row at a lookup with the low-frequency filter."""
@@ -235,9 +223,7 @@ class TableParts(Exclusive, ABC):
 
     # ---------------------------------------------------------------- one call at a time
 
-    def finish(self) -> None:
-        if self.unfinished is not None:
-            super().finish()
+    def failed(self) -> None:
         if self.store.has_far_file:
             self.store.trim()
 
@@ -253,48 +239,12 @@ class TableParts(Exclusive, ABC):
     # ---------------------------------------------------------------- what a kind of table decides
 
     @abstractmethod
-    def insertion_stages(
-        self,
-        new: NewKeys,
-        before: list[Action],
-        after: WithRows,
-        counters: Array,
-        evicted: list[Any] | None = None,
-    ) -> Stages:
-        """Gives rows to new keys, as far as it does not refuse them.
-
-        Args:
-          before: actions to be taken along, in front; none of the index, which may grow first.
-          after: prepares those to be taken when the keys have their rows; NO_ROW if refused.
-          counters: of this table, see engine/table/counters.py.
-          evicted: grows by what was evicted; None: it is not wanted.
-        """
+    def new_insertion(self, *args: Any) -> Any:
+        """Returns the insertion of new keys; see engine/table/insert.py."""
 
     def inserts_items(self, most: int) -> bool:
-        """Whether `plan_insert_items` can insert up to so many keys without any more memory."""
+        """Whether the index tells up to so many keys apart itself, with the memory that it has."""
         return False
-
-    def plan_insert_items(
-        self, keys: Array, rows: Array, number: Array, most: int, counters: Array
-    ) -> tuple[list[Action], Settle]:
-        """Prepares to insert the keys of items that have no row, and to give them theirs.
-
-        It is `insertion_stages` for keys as they come, which the index tells apart itself.
-
-        Args:
-          keys: (n,) int64, which may repeat.
-          rows: (n,) uint32, NO_ROW where missing; gets the row numbers.
-          number: (n,) int32, gets i for item i if it was missing, else -1.
-          most: how many keys there may be.
-          counters: of this table.
-
-        Returns:
-          The actions; and what is to be called after them.
-
-        Raises:
-          MemoryError: there is no memory for them; the table is as it was.
-        """
-        raise NotImplementedError(f"Table {self.name!r} inserts distinct keys alone.")
 
     @abstractmethod
     def make_room(self, count: int) -> Claim:
@@ -309,22 +259,28 @@ class TableParts(Exclusive, ABC):
         """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
 
     @abstractmethod
-    def plan_scores(self, keys: Array, scores: Array) -> list[Action]:
-        """Prepares to write the scores (n,) uint64 of distinct keys; a missing one is skipped."""
+    def score_launch(self, keys: Array, scores: Array) -> Launch:
+        """Returns the launch that writes the scores (n,) uint64 of distinct keys; a missing one is
+        skipped. `scores_were_set` follows."""
+
+    def scores_were_set(self) -> None:
+        """Called when scores were written that may say that keys were seen earlier."""
+        forget(self)
 
     def may_turn_away(self, filter_ratio: float) -> bool:
         """Whether some new keys are not admitted at a lookup with this chance for each."""
         return False
 
-    def plan_admission(
+    def admission_launches(
         self,
         keys: Array,
         filter_ratio: float,
         admitted: Array,
         counters: Array,
         occurrences: Array | None,
-    ) -> Admission:
-        """Prepares to decide which of some distinct missing keys get a row now.
+    ) -> tuple[list[Launch], CountedKeys | None]:
+        """Returns the launches that decide which of some distinct missing keys get a row now, and
+        their new pending counts, which are still to be stored; None: the table has none.
 
         Args:
           keys: (n,) int64.
@@ -359,8 +315,8 @@ class TableParts(Exclusive, ABC):
         what = f"keys of table {self.name!r}"
         return self.key_dtype.to_int64(self.backend.xp, keys, what)
 
-    def plan_draw(self, out: Array, keys: Array, rows: Array | None = None) -> Action:
-        """Prepares to write what rows begin with.
+    def draw_launch(self, out: Array, keys: Array, rows: Array | None = None) -> Launch:
+        """Returns the launch that writes what rows begin with.
 
         Args:
           out: (n, dim) from `store.output`.
@@ -368,15 +324,32 @@ class TableParts(Exclusive, ABC):
           rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
         """
         seed = self.table_seed
-        return self.initializer.plan_draw(self.backend, self.row_dtype, out, keys, seed, rows)
+        return self.initializer.draw_launch(self.backend, self.row_dtype, out, keys, seed, rows)
 
     # ---------------------------------------------------------------- counters
 
-    def plan_count(self, **more: int) -> list[Action]:
-        """Prepares to add to counters."""
-        counts = {name: getattr(self.counters, name) + count for name, count in more.items()}
-        return plan_set(self.counters, **counts)
+    def renew(self) -> None:
+        """Called whenever row numbers handed out before may be stale."""
+        self.record.row_epoch += 1
 
-    def plan_renew(self) -> list[Action]:
-        """Prepares what follows whenever row numbers handed out before may be stale."""
-        return plan_set(self.record, row_epoch=self.record.row_epoch + 1)
+    # ---------------------------------------------------------------- accesses of rows
+
+    def access_counts(self) -> AccessCounts | None:
+        """Returns how often rows were accessed, to which a lookup that may insert adds; None: not
+        counted."""
+        tiers = self.tiers
+        counts = None if tiers is None else tiers.access_counts()
+        return None if tiers is None or counts is None else AccessCounts(counts, tiers.is_counting)
+
+    def count_launches(self, new_rows: Array) -> list[Launch]:
+        """Returns the launches that count accesses of new rows (n,) uint32; `count_lookup`
+        follows."""
+        if self.tiers is None:
+            return []
+        self.tiers.reserve(self.store.num_rows)
+        return self.tiers.count_launches(new_rows)
+
+    def count_lookup(self, num_rows: int) -> None:
+        """Notes how many rows a lookup saw, new ones with them."""
+        if self.tiers is not None:
+            self.tiers.count_lookup(num_rows)

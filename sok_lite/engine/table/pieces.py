@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sok_lite.engine.optimizer_states import State, numbered_states
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
-from sok_lite.engine.table.index_entries import IndexEntries
+from sok_lite.engine.table.index import IndexEntries
+from sok_lite.engine.table.table import EmbeddingTable
 
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
 ENTRY_BYTES = 32

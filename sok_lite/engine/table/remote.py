@@ -14,9 +14,9 @@ from sok_lite.engine.remote_update import RemoteStep
 from sok_lite.engine.rows.column import Kinds, kinds_of
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import check_rows, checked_deltas, checked_keys
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import Exclusive
 from sok_lite.engine.table.results import Lookup
+from sok_lite.engine.table.table import EmbeddingTable
 
 # Takes (m,) which of the keys they are, (m,) bool whether each is there, and values (m, bytes)
 # uint8; gives (m,) bool which to write, and values.

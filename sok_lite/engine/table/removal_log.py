@@ -1,9 +1,11 @@
 """Which keys have lost their rows, and since which lookup."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
@@ -22,8 +24,9 @@ class RemovalLog(DetIndex):
         self.since = since
         super().__init__(backend, key_dtype, name)
 
-    def plan_note(self, keys: Array, lookup_number: int) -> list[Action]:
-        """Prepares to note distinct keys (n,) int64 that are removed after a lookup.
+    def noting(self, keys: Array, lookup_number: int) -> Callable[[], None]:
+        """Returns what notes distinct keys (n,) int64 that are removed after a lookup; it needs no
+        memory.
 
         Raises:
           MemoryError: no memory for them; the log is as it was.
@@ -33,16 +36,23 @@ class RemovalLog(DetIndex):
         new, again = keys[is_new], keys[~is_new]
         self.make_room(int(new.size))
         rows = xp.zeros(int(new.size), np.uint32)
-        return [
-            *self.plan_update(again, last_seen=xp.full(int(again.size), lookup_number, np.uint32)),
-            *self.plan_insert(new, rows, lookup_number),
+        last_seen = xp.full(int(again.size), lookup_number, np.uint32)
+        launches = [
+            self.update_launch(again, last_seen=last_seen),
+            self.insert_launch(new, rows, lookup_number),
         ]
 
-    def plan_note_evicted(
+        def note() -> None:
+            launch_all(launches)
+            self.record.size += int(new.size)
+
+        return note
+
+    def evicted_launches(
         self, keys: Array, rows: Array, lookup_number: int, most: int, num_again: Array
-    ) -> list[Action]:
-        """Prepares to note keys that a kernel will have evicted. `erased` must follow, when it is
-        known how many the log had already, and how many were evicted.
+    ) -> list[Launch]:
+        """Returns the launches that note keys that a kernel will have evicted. `note_evicted` must
+        follow.
 
         Args:
           keys: (n,) int64, distinct where they count.
@@ -55,8 +65,13 @@ class RemovalLog(DetIndex):
           MemoryError: no memory for them; the log is as it was.
         """
         self.make_room(most)
-        again = self.plan_erase_found(keys, rows, num_again)
-        return [again, *self.plan_insert(keys, rows, lookup_number, 0)]
+        again = self.erase_found_launch(keys, rows, num_again)
+        return [again, self.insert_launch(keys, rows, lookup_number)]
+
+    def note_evicted(self, num_again: int, num_evicted: int) -> None:
+        """Notes how many keys the log had already, and how many were evicted."""
+        self.note_erased(num_again)
+        self.record.size += num_evicted
 
     def keys_since(self, lookup_number: int) -> Array:
         """Returns the keys (n,) int64, in no order, that were removed since a lookup began."""
@@ -66,13 +81,14 @@ class RemovalLog(DetIndex):
     def forget(self, before: int) -> None:
         """Forgets the keys that were removed before lookup `before` began, and not since."""
         entries = self.entries()
-        erasing = self.plan_erase(entries.keys[entries.last_seen < before])
-        publish([*erasing, *plan_set(self, since=max(self.since, before))])
+        self.erase(entries.keys[entries.last_seen < before])
+        self.since = max(self.since, before)
         self.clean()
 
-    def plan_age(self) -> list[Action]:
-        """Prepares to halve the numbers of all lookups, as the table does."""
-        return [*super().plan_age(), *plan_set(self, since=self.since >> 1)]
+    def age(self) -> None:
+        """Halves the numbers of all lookups, as the table does."""
+        super().age()
+        self.since >>= 1
 
     def begun_anew(self, since: int) -> "RemovalLog":
         """Returns an empty log of the same table, from a lookup on."""

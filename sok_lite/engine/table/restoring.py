@@ -7,17 +7,17 @@ column of rows. What is in memory beside the new table is a piece, and at most t
 the keys.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.optimizer_states import (
     copy_states,
     fitting,
-    plan_give,
+    give_states,
     restored,
     warn_if_several_fit,
 )
@@ -25,10 +25,9 @@ from sok_lite.engine.rows.column import Kinds, StateOwner, kinds_of
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import MOST_SIGHTINGS, PendingCounts
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chosen, are_first, pieces_with
 from sok_lite.engine.table.clock import Spans
-from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import changing_alone
 from sok_lite.engine.table.filling import AnyIndex, Filled, filled
 from sok_lite.engine.table.hkv import HkvTable
@@ -36,8 +35,12 @@ from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.near_rows import near_first
 from sok_lite.engine.table.record import COUNTERS
 from sok_lite.engine.table.saved import Saved, SavedPart
+from sok_lite.engine.table.table import EmbeddingTable
 
 _TAKEN = 1 << 20  # rows that are taken at once
+
+# Puts what was made in the place of what there is; it cannot fail.
+Swap: TypeAlias = Callable[[], None]
 
 
 def restore(table: EmbeddingTable, saved: Saved) -> None:
@@ -59,21 +62,21 @@ def restore(table: EmbeddingTable, saved: Saved) -> None:
         itself. The table is as it was.
       MemoryError: no memory for keys and rows; the table is as it was.
     """
-    changing_alone(table, lambda: publish_restored([table], [plan_restore(table, saved)]))
+    changing_alone(table, lambda: swap_all([table], [restored_table(table, saved)]))
 
 
-def publish_restored(
-    tables: Sequence[EmbeddingTable], prepared: Sequence[Sequence[Action]]
-) -> None:
-    """Gives tables what `plan_restore` has made for each, all of them together."""
-    old = [table.store for table in tables]  # kept: none of its memory is freed while it publishes
-    publish([action for actions in prepared for action in actions])
+def swap_all(tables: Sequence[EmbeddingTable], swaps: Sequence[Swap]) -> None:
+    """Gives tables what `restored_table` has made for each, all of them together."""
+    old = [table.store for table in tables]
+    with uninterrupted():
+        for swap in swaps:
+            swap()
     for store in old:
         store.close_far()
 
 
-def plan_restore(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> list[Action]:
-    """Prepares what `restore` does, for `publish_restored`. Hold the table from before it on.
+def restored_table(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> Swap:
+    """Makes what `restore` gives a table, for `swap_all`. Hold the table from before it on.
 
     Args:
       evicts: whether keys that find no room are left out, those of the lowest scores; else they are
@@ -85,7 +88,7 @@ def plan_restore(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -
     """
     times = _times(saved.facts)
     try:
-        actions = _prepare(table, saved, evicts)
+        index, store, tiers, pending = _made(table, saved, evicts)
     except MemoryError as error:
         n = sum(part.num_keys for part in saved.parts)
         size = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
@@ -93,11 +96,19 @@ def plan_restore(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -
             f"No memory to restore {n:,} keys of table {table.name!r}, beside what it holds. It is "
             f"as it was.{size} ({error})"
         ) from error
-    counts = plan_set(table.counters, **dict.fromkeys(COUNTERS, 0))
-    clock = table.clock.plan_restart(*times)
     log = None if table.removals is None else table.removals.begun_anew(times[0])
-    logging = plan_set(table, removals=log)
-    return [*actions, *clock, *counts, *table.plan_renew(), *logging, *plan_forget(table)]
+    restart_clock = table.clock.restarting(*times)
+
+    def swap() -> None:
+        restart_clock()
+        table.set_parts(index, store)
+        table.tiers, table.pending, table.removals = tiers, pending, log
+        for name in COUNTERS:
+            setattr(table.counters, name, 0)
+        table.renew()
+        forget(table)
+
+    return swap
 
 
 def _times(facts: dict[str, Any]) -> tuple[int, Spans | None]:
@@ -106,8 +117,10 @@ def _times(facts: dict[str, Any]) -> tuple[int, Spans | None]:
     return now, Spans.of(facts["spans"], now) if "spans" in facts else None
 
 
-def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> list[Action]:
-    """Makes what the table is to hold, and returns the actions that give it that."""
+def _made(
+    table: EmbeddingTable, saved: Saved, evicts: bool
+) -> tuple[AnyIndex, RowStore, RowTiers | None, PendingCounts | None]:
+    """Makes what the table is to hold."""
 
     def scores(index: AnyIndex, part: SavedPart) -> Iterator[Array]:
         return _Scoring(table, index, saved).hottest(part)
@@ -127,13 +140,10 @@ def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> list[Action]:
     for chosen in made.parts:  # now that all keys have the rows that they keep
         chooser.choose_older(chosen)
     _write_rows(table, saved, made, store)
-    actions = table.plan_parts(index, store)
-    if isinstance(table, HkvTable):
-        counter = None if table.pending is None else table.pending.emptied()
-        if counter is not None:
-            _restore_pending(counter, saved, made)
-        actions += plan_set(table, tiers=tiers, pending=counter)
-    return actions
+    counter = None if table.pending is None else table.pending.emptied()
+    if counter is not None:
+        _restore_pending(counter, saved, made)
+    return index, store, tiers, counter
 
 
 class _Scoring:
@@ -189,9 +199,9 @@ class _Scoring:
                 scores = None if scores is None else scores[counts]
             if isinstance(index, HkvIndex) and tiers is not None:
                 tiers.assigned(rows, keys)
-                publish(index.plan_update(keys, rows, scores, last_seen))
+                index.update(keys, rows, scores, last_seen)
             else:
-                publish(index.plan_update(keys, rows, last_seen))
+                index.update(keys, rows, last_seen)
 
 
 def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowStore) -> None:
@@ -213,7 +223,7 @@ def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowSto
         free, saved_states = fitting(store, kinds), restored(store, kinds)
         warn_if_several_fit(table.name, store, kinds)
         if free is not None:
-            publish(plan_give(store, free.values(), owner))
+            give_states(store, free.values(), owner)
         elif saved_states:
             copy_states(
                 store,

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
-from sok_lite.backend.publish import publish
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files import manifest, saved_file, table_file
@@ -92,7 +91,7 @@ class Changes:
 
     def __init__(self, table):
         self.table, self.optimizers, self.num_halvings = table, {}, 0
-        publish(table.clock.plan_restart(1000))  # so that no stamp is halved to 0, which means none
+        table.clock.restarting(1000)()  # so that no stamp is halved to 0, which means none
         table.lookup(np.arange(-20, 20))
 
     def rows(self, keys):

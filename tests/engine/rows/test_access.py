@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from scripts.bench.common.row_steps import ensure_state
-from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.rows.helpers import new_store
@@ -54,7 +53,7 @@ def test_an_absent_row_reads_zeros_and_is_not_written(backend):
     rows = backend.to_host(store.allocate(2))
     some = backend.from_host(np.array([rows[0], NO_ROW, rows[1]], np.uint32))
     store.write(some, backend.from_host(np.full((3, 3), 7, np.float32)))
-    store.plan_add(some, backend.from_host(np.ones((3, 3), np.float32)), scale=2.0)()
+    store.add_launch(some, backend.from_host(np.ones((3, 3), np.float32)), scale=2.0)()
     expected = [[9, 9, 9], [0, 0, 0], [9, 9, 9]]
     np.testing.assert_array_equal(backend.to_host(store.read(some)), expected)
 
@@ -68,7 +67,7 @@ def test_add_rounds_once_from_float32(backend, dtype):
     rows = store.allocate(40)
     stored = store.to_storage(backend.from_host(start))
     store.write(rows, stored)
-    store.plan_add(rows, backend.from_host(deltas), scale=-0.5)()
+    store.add_launch(rows, backend.from_host(deltas), scale=-0.5)()
 
     def widen(array):
         array = backend.to_host(array)
@@ -97,7 +96,7 @@ def test_swapped_rows_exchange_values_and_states(backend, n, dtype):
         store.write(rows, backend.from_host(written[name]), column=name)
     order = rng.permutation(2 * n)[: n + n // 2].astype(np.uint32)
     near, far = order[: n // 2], order[n // 2 : n // 2 * 2]
-    publish(store.plan_swap(backend.from_host(near), backend.from_host(far)))
+    store.swap(backend.from_host(near), backend.from_host(far))
     for name, expected in written.items():
         expected[near], expected[far] = expected[far], expected[near]
         np.testing.assert_array_equal(backend.to_host(store.read(rows, column=name)), expected)

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis.stateful import rule
 
 from scripts.bench.common.row_steps import ensure_state
-from sok_lite.backend.publish import publish
 from tests.conftest import QUICK
 from tests.engine.rows.helpers import new_store
 from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
@@ -16,7 +15,7 @@ from tests.support.forgetful import forgetful_backend
 from tests.support.helpers import new_table
 from tests.support.own_process import run_limited
 from tests.support.table_audit import audit
-from tests.support.tripwire import Interrupt, Tripwire
+from tests.support.tripwire import CtrlC
 
 # Of a program of its own: MB that it takes.
 RESIDENT = """
@@ -38,7 +37,7 @@ def test_whole_blocks_go_back_and_states_begin_anew():
     rows = store.allocate(16)
     store.write(rows, np.full((16, 4), 7, np.float32), column="m")
     store.write(rows, np.full((16, 4), 8, np.float32))
-    publish(store.plan_release(np.array([4, 5, 6, 7, 9, 10, 11, 12], np.uint32)))
+    store.release(np.array([4, 5, 6, 7, 9, 10, 11, 12], np.uint32))
     store.give_back()
     # Rows 9 to 12 are of blocks that are in use; 0 to 3 and 13 to 15 are held.
     assert returned(store) == [4, 5, 6, 7]
@@ -61,7 +60,7 @@ def test_a_state_that_comes_later_has_its_initial_value_everywhere():
     backend = forgetful_backend()
     store = new_store(backend, 4)
     store.allocate(12)
-    publish(store.plan_release(np.arange(8, dtype=np.uint32)))
+    store.release(np.arange(8, dtype=np.uint32))
     store.give_back()
     assert returned(store) == list(range(8))
     forgotten = backend.num_forgotten
@@ -78,10 +77,10 @@ def test_an_eighth_of_the_rows_that_are_held_stays_for_new_ones():
     backend = forgetful_backend()
     store = new_store(backend, 4)
     store.allocate(1000)
-    publish(store.plan_release(np.arange(100, dtype=np.uint32)))
+    store.release(np.arange(100, dtype=np.uint32))
     store.give_back()
     assert returned(store) == []
-    publish(store.plan_release(np.arange(100, 200, dtype=np.uint32)))
+    store.release(np.arange(100, 200, dtype=np.uint32))
     store.give_back()
     assert len(returned(store)) == 100
 
@@ -89,14 +88,14 @@ def test_an_eighth_of_the_rows_that_are_held_stays_for_new_ones():
 def test_a_few_rows_are_not_looked_for(monkeypatch):
     store = new_store(forgetful_backend(), 4)
     store.allocate(4000)
-    publish(store.plan_release(np.arange(2000, dtype=np.uint32)))
+    store.release(np.arange(2000, dtype=np.uint32))
     store.give_back()
     looks = []
     monkeypatch.setattr(
         "sok_lite.engine.rows.allocator.np.bincount", lambda rows: looks.append(rows.size)
     )
     for row in range(2000, 2020):
-        publish(store.plan_release(np.array([row], np.uint32)))
+        store.release(np.array([row], np.uint32))
         store.give_back()
     assert looks == []
 
@@ -109,7 +108,7 @@ def test_rows_of_both_tiers_go_back(near_rows):
     store.allocate(41)
     before = store.tier_bytes()
     assert store.near_rows == near_rows
-    publish(store.plan_release(np.arange(40, dtype=np.uint32)))
+    store.release(np.arange(40, dtype=np.uint32))
     store.give_back()
     # 12 to 15 are a block of near and far rows where 13 are near; the last block has one row.
     assert sorted(returned(store)) == list(range(40))
@@ -125,7 +124,7 @@ def test_rows_of_both_tiers_go_back(near_rows):
 def test_far_rows_in_a_file_keep_their_place(tmp_path):
     store = new_store(forgetful_backend(), 4, near_rows=8, far_path=tmp_path)
     store.allocate(41)
-    publish(store.plan_release(np.arange(40, dtype=np.uint32)))
+    store.release(np.arange(40, dtype=np.uint32))
     store.give_back()
     assert sorted(returned(store)) == list(range(8))
 
@@ -135,7 +134,7 @@ def test_all_memory_goes_back_if_no_row_is_held(backend, monkeypatch, tmp_path):
     file = {"far_path": tmp_path / "rows"} if backend.name == "cpu" else {}
     store = new_store(backend, 4, near_rows=8, **file)
     ensure_state(store, "m", 0.5)
-    publish(store.plan_release(store.allocate(41)))
+    store.release(store.allocate(41))
     assert store.num_bytes > 41 * 32
     store.give_back()
     assert (store.num_rows, store.num_bytes) == (0, 0)
@@ -231,7 +230,7 @@ def two_tiers(backend):
 
 
 @pytest.mark.parametrize("what", ["goes", "comes back"])
-def test_an_exception_while_memory_goes_or_comes_back_leaves_the_table_whole(what):
+def test_ctrl_c_while_memory_goes_or_comes_back_leaves_the_table_whole(what):
     gone = np.arange(90)
     for at in itertools.count(1, 7 if QUICK else 1):
         table = two_tiers(forgetful_backend())
@@ -245,8 +244,8 @@ def test_an_exception_while_memory_goes_or_comes_back_leaves_the_table_whole(wha
             "comes back": lambda t=table: t.find_or_insert(np.arange(200, 290)),
         }[what]
         try:
-            Tripwire(at).run(work)
-        except Interrupt:
+            CtrlC(at).run(work)
+        except KeyboardInterrupt:
             pass
         else:
             break

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from scripts.bench.common.row_steps import ensure_state
-from sok_lite.backend.publish import publish
 from tests.engine.rows.helpers import new_store
 
 
@@ -50,7 +49,7 @@ def test_freed_rows_are_handed_out_again_with_fresh_state(backend):
     ensure_state(store, "accumulator", 0.1)
     rows = store.allocate(5)
     store.write(rows, backend.from_host(np.ones((5, 3), np.float32)), column="accumulator")
-    publish(store.plan_release(rows[1:3]))
+    store.release(rows[1:3])
     again = store.allocate(3)
     assert set(backend.to_host(again).tolist()) == {1, 2, 5}
     np.testing.assert_allclose(
@@ -102,7 +101,7 @@ def test_near_rows_are_handed_out_first_and_freed_ones_before_new_ones(backend):
     assert store.num_far_rows == 0
     assert backend.to_host(store.allocate(5)).tolist() == [2, 3, 4, 5, 6]
     assert store.num_far_rows == 3
-    publish(store.plan_release(backend.from_host(np.array([5, 1, 4, 2], np.uint32))))
+    store.release(backend.from_host(np.array([5, 1, 4, 2], np.uint32)))
     assert sorted(backend.to_host(store.allocate(1)).tolist())[0] in (1, 2)
     assert set(backend.to_host(store.allocate(4)).tolist()) <= {1, 2, 4, 5, 7}
     assert store.num_rows == 8

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import cuda_unavailable, get_backend
-from sok_lite.backend.publish import publish
+from sok_lite.backend.launches import launch_all
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers, lowest
@@ -64,8 +64,8 @@ class DictTable:
 
     def erase(self, keys):
         rows = self.rows(keys)
-        publish(self.tiers.plan_release(rows))
-        publish(self.store.plan_release(rows))
+        launch_all(self.tiers.assign_launches(rows, None))
+        self.store.release(rows)
         for key in keys:
             del self.row_of[key]
             for content in self.contents.values():
@@ -102,7 +102,9 @@ class DictTable:
 
 def lookup(table, keys, times=1):
     for _ in range(times):
-        publish(table.tiers.plan_score_update(0, table.rows(keys)))
+        rows = table.rows(keys)
+        launch_all(table.tiers.count_launches(rows))
+        table.tiers.count_lookup(len(rows))
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000, 100_000])
@@ -232,7 +234,7 @@ def test_a_store_without_tiers_counts_no_accesses(backend):
     table = DictTable(backend, None)
     table.insert(range(100))
     lookup(table, range(100), 20)
-    publish(table.tiers.plan_release(table.rows([1])))
+    launch_all(table.tiers.assign_launches(table.rows([1]), None))
     assert not table.tiers.is_due
     assert table.rebalance() == {}
     assert table.tiers.num_bytes == 0
@@ -296,7 +298,7 @@ def test_a_cleared_table_begins_again(backend):
     table.insert(range(6))
     lookup(table, [5], 100)
     table.store.clear()
-    publish(table.tiers.plan_clear())
+    table.tiers.clear()
     table.row_of, table.contents = {}, {"value": {}}
     table.insert(range(10, 16))
     assert table.rebalance() == {}

@@ -20,7 +20,6 @@ import pytest
 from scripts.bench.common.row_steps import apply_rule
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.backend.publish import publish
 from sok_lite.comm import SingleCommunicator
 from sok_lite.comm.threads import run_ranks
 from sok_lite.engine import optimizers
@@ -401,7 +400,7 @@ def native():
         table.lookup(np.arange(num_keys))
         table.lookup(others)
         table.store.number_states()
-        publish(table.last_gradient.plan_room(table.backend, batch))
+        table.last_gradient.make_room(table.backend, batch)
         give_room(table)
     records = [(ctypes.addressof(each.record), each.record.generation) for each in tables]
     rule = optimizers.SGD()
@@ -427,7 +426,7 @@ def native():
         table.store.add_states({"accumulator": (4, 0.1)}, None)
         give_room(table)
         first = (backend, table.store, np.zeros(1, np.uint32), some, table.table_seed)
-        beginning = plans.Drawing.of(table.initializer.plan_fill(*first), some)
+        beginning = plans.Drawing.of(table.initializer.fill_launch(*first), some)
         where = (ctypes.addressof(table.record), table.record.generation)
         form = {"rows": plans.Rows.EVEN, "row_length": 1, "beginning": beginning}
         parts_of_growing.append(plans.Part(*where, INT64, FLOAT, 4, **form))

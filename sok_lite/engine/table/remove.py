@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.launches import launch_all
 from sok_lite.engine.dedup import unique
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.rows.store import NO_ROW
@@ -31,8 +31,8 @@ _SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800}
 def erase(table: TableParts, keys: Any) -> int:
     """Removes keys with their rows and optimizer states; returns how many were there."""
     distinct, _ = unique(table.backend, checked_keys(table, keys))
-    forgetting = [] if table.pending is None else table.pending.plan_forget(distinct)
-    return _erase(table, distinct, forgetting)
+    pending = None if table.pending is None else table.pending.counted_of(distinct)
+    return _erase(table, distinct, pending)
 
 
 @exclusive
@@ -52,7 +52,7 @@ def erase_if(table: TableParts, predicate: Predicate) -> int:
 @changing
 def _erase_chosen(table: TableParts, keys: Array) -> int:
     """Erases distinct keys, once a predicate has been asked: that may use the table."""
-    return _erase(table, keys, [])
+    return _erase(table, keys, None)
 
 
 @changing
@@ -80,8 +80,8 @@ def expire(
     else:
         oldest = max(0, table.clock.now - int(num_lookups or 0) + 1)
     doomed = keys_where(table, lambda last_seen: last_seen < oldest)
-    forgetting = [] if table.pending is None else table.pending.plan_forget_before(oldest)
-    return _erase(table, doomed, forgetting)
+    pending = None if table.pending is None else table.pending.counted_before(oldest)
+    return _erase(table, doomed, pending)
 
 
 def check_limits(
@@ -133,52 +133,45 @@ def clear(table: TableParts) -> None:
     Raises:
       MemoryError: no memory for the empty index; the table is as it was.
     """
-    publish(_plan_clear(table))
-    table.finish()
+    place = table.index.empty_place()
+    pending_place = None if table.pending is None else table.pending.empty_place()
+    held = table.index.entries().keys if table.removals is not None else None
+    note = None if table.removals is None else table.removals.noting(held, table.clock.now)
+    table.store.clear()  # the last that needs memory
+    if note is not None:
+        note()
+    table.index.clear(place)
+    if table.pending is not None:
+        table.pending.clear(pending_place)
+    for name in COUNTERS:
+        setattr(table.counters, name, 0)
+    table.renew()
+    if table.tiers is not None:
+        table.tiers.clear()
 
 
-def _plan_clear(table: TableParts) -> list[Action]:
-    """Prepares to remove every key."""
-    removed = [] if table.removals is None else _plan_log(table, table.index.entries().keys)
-    return [
-        *removed,
-        *table.index.plan_clear(),
-        *table.store.plan_clear(),
-        *plan_set(table.counters, **dict.fromkeys(COUNTERS, 0)),
-        *table.plan_renew(),
-        *([] if table.tiers is None else table.tiers.plan_clear()),
-        *([] if table.pending is None else table.pending.plan_clear()),
-    ]
-
-
-def _erase(table: TableParts, keys: Array, forgetting: list[Action]) -> int:
+def _erase(table: TableParts, keys: Array, pending: Array | None) -> int:
     """Erases distinct keys, those that are there.
 
     Args:
-      forgetting: actions to be taken along.
+      pending: keys whose pending counts are forgotten, all of which have some; None: none are.
     """
     found = table.index.find(keys).rows
     present = table.backend.xp.flatnonzero(found != np.uint32(NO_ROW))
-    count = int(present.size)
-    if count == 0:
-        publish(forgetting)
-        return 0
-    publish(
-        [
-            *_plan_log(table, keys[present]),
-            *table.index.plan_erase(keys[present]),
-            *([] if table.tiers is None else table.tiers.plan_release(found[present])),
-            *table.store.plan_release(found[present]),
-            *table.plan_count(erased=count),
-            *table.plan_renew(),
-            *forgetting,
-        ]
-    )
-    table.index.clean()
-    table.store.give_back()
-    return count
-
-
-def _plan_log(table: TableParts, keys: Array) -> list[Action]:
-    """Prepares to note distinct keys that lose their rows, where there is a log."""
-    return [] if table.removals is None else table.removals.plan_note(keys, table.clock.now)
+    keys, rows = keys[present], found[present]
+    if len(keys):
+        note = None if table.removals is None else table.removals.noting(keys, table.clock.now)
+        table.store.release(rows)  # the last that needs memory
+        if note is not None:
+            note()
+        table.index.erase(keys)
+        if table.tiers is not None:
+            launch_all(table.tiers.assign_launches(rows, None))
+        table.counters.erased += len(keys)
+        table.renew()
+    if table.pending is not None and pending is not None:
+        table.pending.erase(pending)
+    if len(keys):
+        table.index.clean()
+        table.store.give_back()
+    return len(keys)

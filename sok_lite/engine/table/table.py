@@ -4,15 +4,15 @@ A lookup first finds. Only the keys that are missing are then deduplicated, admi
 inserted, so that the index and the rows grow by what is really new, and a lookup of known keys
 writes nothing but when they were last seen.
 
-Whatever changes a table is prepared first: arguments are checked, memory is found, rows that nobody
-has yet are filled. Then `publish` changes index, rows and counters in one piece. So an exception,
-whatever it is and wherever it comes from, leaves the table as it was before the call or as it is
-after it. Two things may have happened of a call that changed nothing else: the table has grown, and
-keys that it had count as seen.
+A change checks its arguments and finds all memory that it needs; then it changes index, rows and
+counters, while Ctrl-C waits for its end. So a call that raises leaves the table as it was before it
+or as it is after it. Two things may have happened of a call that changed nothing else: the table
+has grown, and keys that it had count as seen.
 """
 
 from sok_lite.engine.table import export as exports
-from sok_lite.engine.table import finding, history, removal, single_lookup, writes
+from sok_lite.engine.table import find as finding
+from sok_lite.engine.table import history, remove, write
 from sok_lite.engine.table import summary as summaries
 from sok_lite.engine.table.parts import TableParts
 
@@ -37,20 +37,20 @@ class EmbeddingTable(TableParts):
     scores = finding.scores
     read_state = finding.read_state
     mark_seen_search = finding.mark_seen_search
-    find_or_insert = single_lookup.find_or_insert
-    lookup = single_lookup.lookup
-    lookup_and_evict = single_lookup.lookup_and_evict
+    find_or_insert = finding.find_or_insert
+    lookup = finding.lookup
+    lookup_and_evict = finding.lookup_and_evict
 
     # ---------------------------------------------------------------- writes
 
-    insert_or_assign = writes.insert_or_assign
-    assign = writes.assign
-    assign_state = writes.assign_state
-    accumulate = writes.accumulate
-    accum_or_assign = writes.accum_or_assign
-    assign_scores = writes.assign_scores
-    decay_scores = writes.decay_scores
-    reserve = writes.reserve
+    insert_or_assign = write.insert_or_assign
+    assign = write.assign
+    assign_state = write.assign_state
+    accumulate = write.accumulate
+    accum_or_assign = write.accum_or_assign
+    assign_scores = write.assign_scores
+    decay_scores = write.decay_scores
+    reserve = write.reserve
 
     # ---------------------------------------------------------------- what it holds
 
@@ -81,8 +81,8 @@ class EmbeddingTable(TableParts):
 
     # ---------------------------------------------------------------- removals
 
-    erase = removal.erase
-    erase_if = removal.erase_if
-    expire = removal.expire
-    erase_below = removal.erase_below
-    clear = removal.clear
+    erase = remove.erase
+    erase_if = remove.erase_if
+    expire = remove.expire
+    erase_below = remove.erase_below
+    clear = remove.clear

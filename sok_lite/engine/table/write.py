@@ -9,7 +9,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import as_words
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.engine.dedup import dedup, last_of_each, unique
 from sok_lite.engine.dtypes import check_integer, no_copy
 from sok_lite.engine.rows.store import NO_ROW
@@ -21,12 +21,11 @@ from sok_lite.engine.table.arguments import (
     checked_keys,
     checked_scores,
 )
-from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import changing
-from sok_lite.engine.table.finding import find_and_mark_seen, mark_seen_search
-from sok_lite.engine.table.insertion import insert
+from sok_lite.engine.table.find import find_and_mark_seen, mark_seen_search
+from sok_lite.engine.table.insert import NewKeys, insert
 from sok_lite.engine.table.parts import TableParts, checked_num_keys
-from sok_lite.engine.table.stages import NewKeys
 
 
 @changing
@@ -66,18 +65,24 @@ def assign_and_evict(
             # The caller knows lookups by the numbers that they have before these are halved.
             distinct_scores = table.index.aged(distinct_scores)
     rows, num_missing = find_and_mark_seen(table, distinct)
-    actions = [table.store.plan_write(rows, values, source=last)]
+    write = table.store.write_launch(rows, values, source=last)
 
-    def scoring(_: Array | None = None) -> list[Action]:
-        return [] if distinct_scores is None else table.plan_scores(distinct, distinct_scores)
+    def scoring(_: Array | None = None) -> list[Launch]:
+        if distinct_scores is None:
+            return []
+        return [table.score_launch(distinct, distinct_scores)]
 
     if num_missing == 0:
-        publish([*actions, *scoring()])
+        launch_all([write, *scoring()])
+        if distinct_scores is not None:
+            table.scores_were_set()
         return
     at = table.backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
     new_scores = None if distinct_scores is None else distinct_scores[at]
     new = NewKeys(distinct[at], table.clock.now, new_scores, True, values, last[at])
-    insert(table, new, actions, scoring, evicted)
+    insert(table, new, [write], scoring, evicted)
+    if distinct_scores is not None:
+        table.scores_were_set()
 
 
 def _keys_and_rows(table: TableParts, keys: Any, values: Any) -> tuple[Array, Array]:
@@ -107,7 +112,7 @@ def assign(table: TableParts, keys: Any, values: Any) -> None:
     distinct, inverse = unique(table.backend, keys)
     last = last_of_each(table.backend, inverse, int(distinct.size))
     search = mark_seen_search(table, distinct)
-    publish([search.launch, table.store.plan_write(search.rows, values, source=last)])
+    launch_all([search.launch, table.store.write_launch(search.rows, values, source=last)])
 
 
 @changing
@@ -138,8 +143,8 @@ def assign_state(table: TableParts, name: str, keys: Any, values: Any) -> None:
             f"{distinct.size} keys, which have no row. Assign their rows first."
         )
     last = last_of_each(table.backend, inverse, int(distinct.size))
-    writing = table.store.plan_write(found.rows, values, name, source=last)
-    publish([mark_seen_search(table, distinct).launch, writing])
+    write = table.store.write_launch(found.rows, values, name, source=last)
+    launch_all([mark_seen_search(table, distinct).launch, write])
 
 
 @changing
@@ -161,8 +166,8 @@ def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) ->
         )
     keys = checked_keys(table, keys)
     distinct, summed = _sum_repeated(table, keys, checked_deltas(table, keys, deltas))
-    adding = table.store.plan_add(table.index.find(distinct).rows, summed, scale)
-    publish([mark_seen_search(table, distinct).launch, adding])
+    add = table.store.add_launch(table.index.find(distinct).rows, summed, scale)
+    launch_all([mark_seen_search(table, distinct).launch, add])
 
 
 @changing
@@ -199,13 +204,13 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
     found = find_and_mark_seen(table, distinct)
     is_present = xp.take(found.rows != np.uint32(NO_ROW), inverse)
     if bool((flags & is_present).all()):  # most often
-        publish([table.store.plan_add(found.rows, _sums(table, deltas, inverse, len(distinct)))])
+        table.store.add_launch(found.rows, _sums(table, deltas, inverse, len(distinct)))()
         return
     add, put = xp.flatnonzero(flags & is_present), xp.flatnonzero(~flags & ~is_present)
     add_keys, summed = _sum_repeated(table, keys[add], deltas[add])
-    adding = table.store.plan_add(table.index.find(add_keys).rows, summed)
+    adding = table.store.add_launch(table.index.find(add_keys).rows, summed)
     if put.size == 0:
-        publish([adding])
+        adding()
         return
     new_keys = dedup(table.backend, keys[put], (0, put.size))
     source = xp.take(put, new_keys.first).astype(np.int32)
@@ -231,7 +236,8 @@ def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
     distinct, inverse = unique(table.backend, keys)
     last = last_of_each(table.backend, inverse, int(distinct.size))
     check_assignable(table, scores)
-    publish(table.plan_scores(distinct, table.backend.xp.take(scores, last)))
+    table.score_launch(distinct, table.backend.xp.take(scores, last))()
+    table.scores_were_set()
 
 
 @changing
@@ -258,7 +264,8 @@ def decay_scores(table: TableParts, factor: float) -> None:
             "Only tables that evict by counts have some that can decay. Received: table "
             f"{table.name!r}, which {by}. Make it with var_type='hybrid' and evict_strategy='kLfu'."
         )
-    publish([*table.index.plan_decay(float(factor)), *plan_forget(table)])
+    table.index.decay(float(factor))
+    forget(table)
 
 
 @changing

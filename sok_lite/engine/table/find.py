@@ -1,0 +1,542 @@
+"""Looking keys up: those that are there are found, and the others inserted, or not.
+
+`find`, `contains`, `scores`, `read_state`, `mark_seen_search`, `find_or_insert`, `lookup` and
+`lookup_and_evict` are methods of `EmbeddingTable`. `look_up_batch` looks up in several tables at
+once: all keys are looked for by one launch for all tables, and only where keys are missing more is
+done (insert.py).
+"""
+
+from collections.abc import Sequence
+from itertools import starmap
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.ragged import split, split_offsets
+from sok_lite.backend.uninterrupted import uninterrupted
+from sok_lite.engine.dedup import dedup, last_of_each, unique
+from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.segments import group
+from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
+from sok_lite.engine.table.clock import Clock
+from sok_lite.engine.table.counters import Count, new_counters
+from sok_lite.engine.table.dumped import forget
+from sok_lite.engine.table.exclusive import changing, exclusive, holding
+from sok_lite.engine.table.index import Found, Search
+from sok_lite.engine.table.insert import (
+    Incomplete,
+    LookupRequest,
+    Output,
+    complete,
+    gather_evicted,
+    pooling,
+)
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.results import Evicted, Lookup
+
+# What a search tells.
+_TOLD = [Count.MISSING, Count.SEEN, Count.WRONG_SPLITS]
+
+
+class WrongSplitsError(ValueError):
+    """Row splits do not rise from 0 to the number of keys."""
+
+
+# ---------------------------------------------------------------- one table, nothing inserted
+
+
+@exclusive
+def find(table: TableParts, keys: Any) -> Array:
+    """Returns the row number of every key, (n,) uint32; NO_ROW where it has none.
+
+    It changes nothing but the counters: no key is inserted and none counts as seen.
+    """
+    keys = checked_keys(table, keys)
+    found = table.index.find(keys)
+    count_found(table, int(keys.size), found.num_missing)
+    return found.rows
+
+
+@exclusive
+def contains(table: TableParts, keys: Any) -> Array:
+    """Returns whether each key has a row, (n,) bool. It changes nothing."""
+    return table.index.find(checked_keys(table, keys)).rows != np.uint32(NO_ROW)
+
+
+@exclusive
+def scores(table: TableParts, keys: Any) -> Array:
+    """Returns the score of every key, (n,) uint64; 0 where it has no row.
+
+    An "hbm" table keeps that of kLru: the number of the lookup that last saw the key.
+    """
+    return table.scores_of(checked_keys(table, keys))
+
+
+@exclusive
+def read_state(table: TableParts, name: str, keys: Any) -> Array:
+    """Returns an optimizer state of keys, (n, dim) float32. It changes nothing.
+
+    A key without a row gives what the state begins with.
+
+    Raises:
+      KeyError: there is no such state.
+    """
+    rows = table.index.find(checked_keys(table, keys)).rows
+    column = table.store.column(name)
+    state = table.store.read(rows, name)
+    if column.initial != 0:
+        state[rows == np.uint32(NO_ROW)] = column.initial
+    return state
+
+
+# ---------------------------------------------------------------- one table, new keys inserted
+
+
+@changing
+def find_or_insert(
+    table: TableParts,
+    keys: Any,
+    *,
+    unique_keys: bool = False,
+    scores: Any = None,
+    filter_ratio: float = 1.0,
+) -> Array:
+    """Returns the row number of every key; keys without one get a row and its initial value.
+
+    Args:
+      keys: (n,).
+      unique_keys: a promise that no key repeats, which saves a pass when keys are new.
+      scores: (n,) uint64, for a "hybrid" table whose strategy takes scores from the caller.
+      filter_ratio: chance of a key without a row to get one this time.
+
+    Returns:
+      (n,) uint32; NO_ROW for a key that was refused or not admitted.
+
+    Raises:
+      MemoryError: no memory for the new keys; the table is as it was.
+      RuntimeError: they are chosen against the hash, and fill some of its places; the table is
+        as it was.
+    """
+    keys = checked_keys(table, keys)
+    result = _row_numbers(table, keys)
+    if scores is None:
+        size = int(keys.size)
+        request = LookupRequest(table, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
+        look_up(table.backend, keys, result, request)
+    else:
+        _find_or_insert_with_scores(table, keys, scores, result, filter_ratio)
+    table.report_refused()
+    return result
+
+
+def _find_or_insert_with_scores(
+    table: TableParts, keys: Array, scores: Any, result: Array, filter_ratio: float
+) -> None:
+    """Looks up each key once, with the last of its scores."""
+    backend, n = table.backend, int(keys.size)
+    scores = checked_scores(table, keys, scores)
+    distinct, inverse = unique(backend, keys)
+    size = int(distinct.size)
+    last_scores = backend.xp.take(scores, last_of_each(backend, inverse, size))
+    rows = _row_numbers(table, distinct)
+    request = LookupRequest(
+        table, size, filter_ratio=filter_ratio, unique_keys=True, caller_scores=last_scores
+    )
+    look_up(backend, distinct, rows, request)
+    backend.launch("dense_gather_u32", n, rows, 1, inverse, result, n)
+
+
+@changing
+def lookup(
+    table: TableParts,
+    keys: Any,
+    *,
+    unique_keys: bool = False,
+    out: Array | None = None,
+    insert: bool = True,
+    missing: str = "initial",
+    filter_ratio: float = 1.0,
+    counts: Any = None,
+) -> Lookup:
+    """Returns the row of every key and its number; new keys are inserted.
+
+    Args:
+      keys: (n,).
+      unique_keys: a promise that no key repeats, which saves a pass when keys are new.
+      out: (n, dim) of the storage dtype, C-contiguous, to write into; None: a new array.
+      insert: whether keys without a row get one; if not, nothing but the counters changes.
+      missing: what a key gives that has no row afterwards: "initial", the value it would start
+        with, or "zeros".
+      filter_ratio: chance of a key without a row to get one this time.
+      counts: (n,) integers from 1 to 2**32 - 1, how often each key counts in a table with
+        `count_repeats`, for who has deduplicated them; those of a repeated key add up. None:
+        once. A lookup that inserts nothing counts nothing.
+
+    Raises:
+      ValueError: `out` or `counts` are not such arrays, or the table does not count.
+      MemoryError: no memory for the result or the new keys.
+      RuntimeError: new keys find no slot: they are chosen against the hash.
+      The table is as it was.
+    """
+    if missing not in ("initial", "zeros"):
+        raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
+    keys = checked_keys(table, keys)
+    whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
+    item_counts = None if counts is None else checked_counts(table, keys, counts)
+    rows = _row_numbers(table, keys)
+    request = LookupRequest(
+        table,
+        whole.end,
+        [whole],
+        insert=insert,
+        missing=missing,
+        filter_ratio=filter_ratio,
+        unique_keys=unique_keys,
+        caller_scores=item_counts,
+    )
+    num_without_row = look_up(table.backend, keys, rows, request)
+    table.report_refused()
+    return Lookup(whole.out, rows, num_without_row)
+
+
+def go_on(
+    table: TableParts, keys: Array, out: Array, begun: tuple[Array, Array], missing: str
+) -> None:
+    """Does what is left of a lookup that inserts, of which all was found that is there.
+
+    Args:
+      keys: (n,) int64.
+      out: (n, dim) of the storage dtype, C-contiguous; it has the rows that were found.
+      begun: the counters (1, len(Count)) of the search, see `look_up_batch`, and the row numbers
+        (n,) uint32.
+      missing: as of `lookup`.
+
+    Raises:
+      As `lookup`.
+    """
+    counters, rows = begun
+    keys = checked_keys(table, keys)
+    whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
+    request = LookupRequest(table, whole.end, [whole], missing=missing)
+
+    def found() -> None:
+        look_up_batch(table.backend, keys, rows, [request], begun=counters)
+        table.report_refused()
+
+    holding([table], found, goes_on=True)
+
+
+@changing
+def lookup_and_evict(
+    table: TableParts, keys: Any, *, unique_keys: bool = False, out: Array | None = None
+) -> tuple[Array, Evicted]:
+    """Does what `lookup` does and returns, beside the rows, what was evicted for new keys.
+
+    Returns:
+      ((n, dim) of the storage dtype, the evicted entries in no order).
+    """
+    keys = checked_keys(table, keys)
+    out = table.store.output(int(keys.size), out=out)
+    evicted: list[Evicted] = []
+    rows, whole = _row_numbers(table, keys), Output(out, 0, int(keys.size))
+    request = LookupRequest(table, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
+    look_up(table.backend, keys, rows, request)
+    table.report_refused(evicted)
+    return out, gather_evicted(table, evicted)
+
+
+def _row_numbers(table: TableParts, keys: Array) -> Array:
+    """Returns memory for the row numbers of keys."""
+    return table.backend.xp.empty(keys.size, np.uint32)
+
+
+# ---------------------------------------------------------------- several tables at once
+
+
+def look_up(backend: Backend, keys: Array, rows: Array, request: LookupRequest) -> int:
+    """Does what `look_up_batch` does, for one table."""
+    return look_up_batch(backend, keys, rows, [request])[0]
+
+
+def look_up_batch(
+    backend: Backend,
+    keys: Array,
+    rows: Array,
+    requests: Sequence[LookupRequest],
+    others: Sequence[Sequence[Launch]] = (),
+    begun: Array | None = None,
+    is_lookup: bool = True,
+) -> list[int]:
+    """Finds keys, inserts those that are missing, and writes row numbers and rows.
+
+    Args:
+      keys: (n,) int64, which may repeat; those of each table follow those of the table before.
+      rows: (n,) uint32, gets the row numbers.
+      requests: to tables, all of them different and each in a call that may change it.
+      others: lists of launches to be made when new keys get their rows; there are such keys then.
+      begun: the counters (num_tables, len(Count)), on the host, of a search that was made under the
+        same locks, with the clocks' next numbers: `rows` and the results have what it has found.
+        None: none was.
+      is_lookup: whether what is found and missing counts as that of a lookup.
+
+    Returns:
+      How many keys have no row afterwards, for each table.
+
+    Raises:
+      MemoryError: no memory for new keys. Each table is as it was or as it is to be.
+      WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
+    """
+    with uninterrupted():
+        return _look_up(backend, keys, rows, requests, others, begun, is_lookup)
+
+
+def _look_up(
+    backend: Backend,
+    keys: Array,
+    rows: Array,
+    requests: Sequence[LookupRequest],
+    others: Sequence[Sequence[Launch]],
+    begun: Array | None,
+    is_lookup: bool,
+) -> list[int]:
+    if begun is None:
+        requests = _with_occurrences(backend, keys, requests)
+        counters = _search(backend, keys, rows, requests)
+        found = backend.to_host(counters)
+    else:
+        counters, found = backend.from_host(begun), begun
+    missing, seen, wrong_splits = found[:, _TOLD].T.tolist()
+    if any(wrong_splits):
+        raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
+    if is_lookup:
+        for request, num_missing in zip(requests, missing, strict=True):
+            if num_missing:
+                count_found(request.table, request.size, num_missing)
+            else:
+                request.table.counters.found += request.size
+    for request, num_missing, num_seen in zip(requests, missing, seen, strict=True):
+        if request.insert and not num_missing and not request.table.keeps_every_key:
+            request.table.count_lookup(num_seen)
+    if not any(starmap(_is_incomplete, zip(requests, missing, strict=True))):
+        return missing
+    sizes = np.array([each.size for each in requests], np.int64)
+    search = Incomplete(counters, found.tolist(), split_offsets(sizes))
+    return complete(backend, keys, rows, requests, search, others)
+
+
+def _is_incomplete(request: LookupRequest, num_missing: int) -> bool:
+    """Whether more is to be done for missing keys than to give zeros, which the search does."""
+    draws = request.missing == "initial" and bool(request.outputs)
+    return num_missing > 0 and (request.insert or draws)
+
+
+def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[LookupRequest]) -> Array:
+    """Begins a lookup and finds the keys that are there; returns the counters of each table."""
+    inserting = [each.table for each in requests if each.insert]
+    for table in inserting:
+        if table.tiers is not None and table.tiers.is_due:  # no row number is known yet
+            rebalance(table)
+    for table in inserting:
+        if table.clock.is_full:
+            age(table)
+    # 0 of a lookup that inserts nothing, and notes nothing.
+    lookup_numbers = [each.table.clock.now + 1 if each.insert else 0 for each in requests]
+    counters = new_counters(backend, len(requests))
+    launches = _find_launches(keys, rows, requests, lookup_numbers, counters)
+    if not Clock.tick_alike([table.clock for table in inserting]):
+        for table in inserting:
+            table.clock.tick()
+    launch_all(*launches)
+    return counters
+
+
+def _with_occurrences(
+    backend: Backend, keys: Array, requests: Sequence[LookupRequest]
+) -> Sequence[LookupRequest]:
+    """Returns requests that tell tables which count repeats how often each key comes."""
+    counting = [
+        i
+        for i, each in enumerate(requests)
+        if each.insert and each.table.counts_repeats and not each.unique_keys
+    ]
+    if not counting:
+        return requests
+    sizes, scores = [each.size for each in requests], [each.caller_scores for each in requests]
+    scores = _occurrences(backend, split(keys, sizes), scores, counting)
+    return [each._replace(caller_scores=its) for each, its in zip(requests, scores, strict=True)]
+
+
+def _find_launches(
+    keys: Array,
+    rows: Array,
+    requests: Sequence[LookupRequest],
+    lookup_numbers: Sequence[int],
+    counters: Array,
+) -> list[list[Launch]]:
+    """Returns the launches that find the keys of tables, and give the rows of those that are found,
+    for each table.
+
+    Args:
+      lookup_numbers: number of this lookup for each table; 0: it inserts and notes nothing.
+    """
+    sizes = [each.size for each in requests]
+    # Scores of the caller's are more than a kernel takes that does both.
+    pools_at_once = all(each.caller_scores is None for each in requests)
+    launches = []
+    for each, its_keys, its_rows, lookup_number, counts in zip(
+        requests, split(keys, sizes), split(rows, sizes), lookup_numbers, counters, strict=True
+    ):
+        arrays = (its_keys, its_rows, counts)
+        if pools_at_once and each.table.backend.name == "cpu" and _is_pooled(each):
+            launches.append(_find_and_pool_launches(each, lookup_number, *arrays))
+        else:
+            launches.append(_find_launches_of(each, lookup_number, *arrays))
+    return launches
+
+
+def _is_pooled(request: LookupRequest) -> bool:
+    return bool(request.outputs) and request.outputs[0].row_splits is not None
+
+
+def _find_and_pool_launches(
+    request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
+) -> list[Launch]:
+    """Returns a search that pools the rows of keys as they are found, on a CPU."""
+    table = request.table
+    accesses = table.access_counts() if lookup_number else None
+    search = (*table.index.place(), *table.index.seen_arguments(lookup_number, accesses))
+    launches = []
+    for output in request.outputs:
+        batch, arguments = _pooled(output, rows, counts)
+        its_keys = keys[output.first : output.end]
+        of_rows = (*search, its_keys, *table.store.place(), *arguments)
+        launches.append(table.backend.prepared("find_and_pool", batch, *of_rows))
+    return launches
+
+
+def _find_launches_of(
+    request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
+) -> list[Launch]:
+    table, outputs, is_pooled = request.table, request.outputs, _is_pooled(request)
+    backend = table.backend
+    accesses = table.access_counts() if lookup_number else None
+    copying = None
+    if outputs and not is_pooled:
+        gives_zeros = not request.insert and request.missing == "zeros"
+        if gives_zeros and backend.name != "cpu":
+            outputs[0].out.fill(0)  # a kernel has no registers for it
+        copying = table.store.copying(outputs[0].out, gives_zeros)
+    launches = [
+        table.index.search(
+            keys, lookup_number, request.caller_scores, accesses, copying, (rows, counts)
+        ).launch
+    ]
+    if is_pooled:
+        *where, _ = table.store.place()
+        kernel = f"pool_{table.row_dtype.suffix}"
+        for output in outputs:
+            batch, arguments = _pooled(output, rows, counts)
+            launches.append(backend.prepared(kernel, batch, *where, *arguments, 0))
+    return launches
+
+
+def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:
+    """Returns the rows of a pooled output, and what a kernel takes that pools them."""
+    batch, how = pooling(output)
+    num_items = output.end - output.first
+    rows = rows[output.first : output.end]
+    return batch, (rows, *how, output.out, counts, num_items, batch)
+
+
+def _occurrences(
+    backend: Backend,
+    keys: Sequence[Array],
+    item_counts: Sequence[Array | None],
+    counting: Sequence[int],
+) -> list[Array | None]:
+    """Returns how often the key of each item comes in the batch of its table. It waits once.
+
+    Args:
+      keys: of each table (n,) int64.
+      item_counts: of each table (n,) uint64, how often each item counts; None: once.
+      counting: numbers of the tables that want to know.
+
+    Returns:
+      `item_counts`, but of those tables (n,) uint64, the same for all items of a key; None: none
+      repeats, and each counts once.
+    """
+    result = list(item_counts)
+    sizes = [int(keys[i].size) for i in counting]
+    if not sum(sizes):
+        return result
+    xp, begin = backend.xp, split_offsets(sizes)
+    distinct = dedup(backend, xp.concatenate([keys[i] for i in counting]), begin)
+    num_distinct = int(distinct.keys.size)
+    if num_distinct == sum(sizes):
+        return result
+    groups = group(backend, distinct.inverse, begin, distinct.starts)
+    first, end = groups.offsets[:-1], groups.offsets[1:]
+    totals = end - first
+    if any(item_counts[i] is not None for i in counting):
+        each = [item_counts[i] for i in counting]
+        counts = [
+            xp.ones(n, np.int64) if c is None else c.view(np.int64)
+            for n, c in zip(sizes, each, strict=True)
+        ]
+        sums = xp.zeros(sum(sizes) + 1, np.int64)
+        sums[1:] = xp.cumsum(xp.take(xp.concatenate(counts), groups.order))
+        totals = xp.take(sums, end) - xp.take(sums, first)
+    of_items = xp.take(totals.astype(np.uint64), distinct.inverse)
+    for i, its in zip(counting, split(of_items, sizes), strict=True):
+        result[i] = its
+    return result
+
+
+# ---------------------------------------------------------------- time
+
+
+def count_found(table: TableParts, num_items: int, num_missing: int) -> None:
+    """Counts the keys of a lookup, and how many of them have no row."""
+    table.counters.found += num_items - num_missing
+    table.counters.missed += num_missing
+
+
+def age(table: TableParts) -> None:
+    """Halves the number of every lookup, so that counting can go on."""
+    with uninterrupted():
+        table.clock.halve()  # the one that needs memory
+        table.index.age()
+        if table.removals is not None:
+            table.removals.age()
+        if table.pending is not None:
+            table.pending.age()
+        forget(table)
+
+
+def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
+    """Begins a lookup that may insert, and finds keys, which count as seen by it."""
+    if table.clock.is_full:
+        age(table)
+    search = table.index.search(keys, table.clock.now + 1, accesses=table.access_counts())
+    with uninterrupted():
+        table.clock.tick()
+        search.launch()
+    return search.found
+
+
+def mark_seen_search(table: TableParts, keys: Array) -> Search:
+    """Returns a search for keys whose rows are to change: they count as seen by the last lookup."""
+    into = (table.backend.xp.empty(int(keys.size), np.uint32), None)
+    return table.index.search(keys, table.clock.now, into=into, refreshes=False)
+
+
+def rebalance(table: TableParts) -> None:
+    """Moves hot rows near (rows/tiers.py). Row numbers handed out before are stale then."""
+    assert table.tiers is not None
+    with uninterrupted():
+        moved = table.tiers.rebalance()
+        if moved is not None:
+            table.index.update(moved.keys, rows=moved.rows)
+            table.renew()
