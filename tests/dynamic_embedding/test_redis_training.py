@@ -222,7 +222,7 @@ def test_a_row_that_changes_meanwhile_is_updated_again(creator):
     apply_all_updates(
         [Update(table, SGD(), np.int64([1, 2, 3]), grads)],
         *(0.5, 1),
-        extra_actions=[partial(done.append, 1)],
+        note=partial(done.append, 1),
         num_nonfinite=num_nonfinite,
     )
     assert len(made) == 3 and done == [1] and num_nonfinite.tolist() == [1]

@@ -24,7 +24,7 @@ def momentum(parts):
     for _, _, rows, grads, states in parts:
         total, count = states["sum"] + grads, states["count"] + 1
         stepped.append(Stepped(rows - total / count, {"sum": total, "count": count}))
-    return stepped, []
+    return stepped, None
 
 
 class Twin:
@@ -153,7 +153,7 @@ def test_a_prepared_step_has_called_the_function_and_changed_nothing(backend):
     def counted(parts):
         calls.append([len(part.rows) for part in parts])
         stepped, _ = momentum(parts)
-        return stepped, [partial(done.append, "published")]
+        return stepped, partial(done.append, "taken")
 
     updates = [update_of(table, None, np.array([2, 1]), np.ones((2, 3)))]
     prepared = GatheredStep(updates, kinds, counted, StepOptions(0.0, 1))
@@ -161,7 +161,7 @@ def test_a_prepared_step_has_called_the_function_and_changed_nothing(backend):
     assert calls == [[2]] and done == []
     assert all((rows[key] == after).all() for key, after in rows_of(table).items())
     prepared.commit()
-    assert calls == [[2]] and done == ["published"]
+    assert calls == [[2]] and done == ["taken"]
     assert all((rows[key] - 1.5 == after).all() for key, after in rows_of(table).items())
 
 

@@ -441,7 +441,7 @@ def test_an_update_of_a_function_changes_rows_too(backend):
     update = update_of(table, None, [2, 3], np.ones((2, DIM)))
 
     def step(gathered):
-        return [Stepped(each.rows - each.grads, each.states) for each in gathered], []
+        return [Stepped(each.rows - each.grads, each.states) for each in gathered], None
 
     update_step = GatheredStep([update], lambda table: {}, step, StepOptions(0.0, 1))
     update_step.prepare()

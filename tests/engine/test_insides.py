@@ -17,7 +17,7 @@ from tests.support.simt import device
 from tests.support.simt.backend import is_simulated
 
 # Spans of a clock count by what they say, and a file by its length.
-_OTHERWISE = ("_room", "_fd")
+_OTHERWISE = ("_room", "_fd", "num_changes")
 # Fields of records: those that are records, and which tables had it before.
 _NO_FIELDS = ("lock", "generation", "clock", "counters", "gradient")
 

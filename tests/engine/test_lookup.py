@@ -482,7 +482,7 @@ def test_a_failure_at_the_owner_is_known_to_all_ranks(size):
         table = make_table("hbm", get_backend("cpu"), 2, initializer=make_initializer("1", 2))
         expected, message = CommunicatorError, "no call, after MemoryError: no rows left"
         if comm.rank == 1:
-            table.insertion_stages = no_memory
+            table.new_insertion = no_memory
             expected, message = MemoryError, "no rows left"
         part = Part(table, np.arange(6), np.array([0, 6]), None, "sum")
         with pytest.raises(expected, match=message):

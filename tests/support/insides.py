@@ -203,6 +203,7 @@ def _attributes(value):
         for name in (slots,) if isinstance(slots, str) else slots:
             if hasattr(value, name):
                 found[name] = getattr(value, name)
+    found.pop("num_changes", None)  # how often it was changed, whatever came of it
     return found
 
 

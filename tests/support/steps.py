@@ -9,10 +9,10 @@ def apply_updates(updates, learning_rate, number, *args, **options):
     UpdateStep(updates, StepOptions(learning_rate, number, *args, **options)).commit()
 
 
-def apply_all_updates(updates, learning_rate, number, extra_actions=(), **options):
+def apply_all_updates(updates, learning_rate, number, note=None, **options):
     """Takes a step by update rules, wherever rows are."""
     options = StepOptions(learning_rate, number, **options)
-    step_of(updates, options).commit(extra_actions)
+    step_of(updates, options).commit(note)
 
 
 def apply_gathered(updates, kinds, function, **options):
