@@ -10,8 +10,8 @@ from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.states import drop_states, plan_rename
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import numbered_states
 from sok_lite.engine.table.exclusive import alone, changing_alone
-from sok_lite.engine.table.pieces import numbered_states
 
 
 class NamedState(NamedTuple):

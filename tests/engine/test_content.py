@@ -14,10 +14,18 @@ from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.engine.owner import HASH, MOD
 from sok_lite.engine.table import content as content_module
-from sok_lite.engine.table.content import Content, restore, take
-from sok_lite.engine.table.content_parts import concatenate, in_order, owned_by, owns, select
+from sok_lite.engine.table.content import (
+    Content,
+    State,
+    concatenate,
+    in_order,
+    owned_by,
+    owns,
+    select,
+    take,
+)
 from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.table.restore import restore
 from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table
 from tests.support.table_state import State as TableState

@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 import pytest
 
-from sok_lite.engine.table.joined import joined_states
+from sok_lite.engine.table.content import joined_states
 
 
 class State(NamedTuple):
     name: str
     group: int | None
-    tensor: str
     dim: int = 2
     initial: float = 0.0
 
@@ -24,17 +23,18 @@ def joined(*parts):
     """
     lists = [
         [
-            State(name.rstrip("?"), None if "?" in name else number, name)
+            State(name.rstrip("?"), None if "?" in name else number)
             for number, group in enumerate(part.split("/"), start=1)
             for name in group.split()
         ]
         for part in parts
     ]
     found = joined_states(lists)
-    assert all(state.tensors[i].rstrip("?") == state.name for state in found for i in state.tensors)
+    for state in found:
+        assert all(lists[i][place].name == state.name for i, place in state.places.items())
     found.sort(key=lambda state: state.group or 99)
     return [
-        " ".join(state.name + "".join(map(str, state.tensors)) for state in states)
+        " ".join(state.name + "".join(map(str, state.places)) for state in states)
         + ("?" if number is None else "")
         for number, states in itertools.groupby(found, lambda state: state.group)
     ]
@@ -70,5 +70,5 @@ def test_states_are_one_by_what_their_groups_have(parts, expected):
 
 def test_states_of_other_lengths_or_beginnings_are_others():
     kinds = [{}, {"dim": 3}, {"initial": 1.0}]
-    parts = [[State("m", 1, "m", **kind)] for kind in kinds]
-    assert [state.tensors for state in joined_states(parts)] == [{0: "m"}, {1: "m"}, {2: "m"}]
+    parts = [[State("m", 1, **kind)] for kind in kinds]
+    assert [state.places for state in joined_states(parts)] == [{0: 0}, {1: 0}, {2: 0}]

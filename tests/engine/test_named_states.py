@@ -7,7 +7,8 @@ from scripts.bench.common.row_steps import ensure_state
 from sok_lite.engine.named_states import drop_state, named_states, rename_state
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers import Adagrad, Adam, Momentum
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
+from sok_lite.engine.table.restore import restore
 from tests.engine.test_optimizer_states import DIM, TIERS, Optimizer, some_grads, take_step
 from tests.support.helpers import new_table
 

@@ -8,9 +8,9 @@ import pytest
 
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.engine.table import clock
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import State, take
 from sok_lite.engine.table.hkv_options import STRATEGIES
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.table.restore import restore
 from tests.support.helpers import first_row, new_table
 from tests.support.table_audit import audit
 

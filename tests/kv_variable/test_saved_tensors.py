@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from sok_lite.engine.table.content import Content
-from sok_lite.engine.table.content_parts import concatenate
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.table.content import Content, State, concatenate
 from sok_lite.kv_variable.saved_tensors import changed
 
 

@@ -33,11 +33,9 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import Content, as_saved, take
-from sok_lite.engine.table.content_parts import owned_by, owns
+from sok_lite.engine.table.content import Content, State, as_saved, owned_by, owns, take
 from sok_lite.engine.table.exclusive import alone, holding
-from sok_lite.engine.table.restoring import plan_restore, publish_restored
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.table.restore import fill, plan_swap, swap
 
 # In a checkpoint, which commit it is.
 _NUMBER = "commit"
@@ -192,7 +190,7 @@ class Commits:
                 self._plan_restore(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
                 for i, table in enumerate(self._tables)
             ]
-            publish_restored(self._tables, prepared)
+            swap(self._tables, prepared)
 
         holding(self._tables, give)
 
@@ -226,7 +224,7 @@ def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
 def _plan_restore_parts(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Action]:
     # In one order, whoever gave them: where ranks differ, the first one counts.
     ordered = [parts[rank] for rank in sorted(parts)]
-    return plan_restore(table, as_saved(table, ordered))
+    return plan_swap(table, fill(table, as_saved(table, ordered)))
 
 
 def keepers(machines: Sequence[int]) -> list[int | None]:

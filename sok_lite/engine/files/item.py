@@ -18,8 +18,7 @@ from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.merging import merged
-from sok_lite.engine.table.restoring import plan_restore
+from sok_lite.engine.table.restore import fill, merged, plan_swap
 from sok_lite.engine.texts import TextStore
 
 
@@ -102,13 +101,13 @@ class _TableItem(Item):
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
             saved = merged(table, saved, CHUNK_BYTES)
-        restoring = plan_restore(table, saved, evicts=on_full == "evict")
+        swapping = plan_swap(table, fill(table, saved, evicts=on_full == "evict"))
         if self.texts is None:
-            return restoring
+            return swapping
         texts = texts_in(facts, folder, comm.rank, comm.size)
         if mode == "merge":
             texts |= self.texts.all()
-        return [*restoring, *self.texts.plan_replace(texts)]
+        return [*swapping, *self.texts.plan_replace(texts)]
 
 
 # What programs name: a table, or a part of a static one.

@@ -27,7 +27,7 @@ from sok_lite.engine.files.store import Store
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.restoring import publish_restored
+from sok_lite.engine.table.restore import swap
 
 _log = logging.getLogger("sok_lite")
 
@@ -103,7 +103,7 @@ def load(
             prepared = together(
                 comm, lambda: _prepare(folder, found, items, comm, mode, on_full, report)
             )
-            publish_restored(dynamic, prepared)
+            swap(dynamic, prepared)
             if mode == "replace" and store is None:
                 remember_load(folder, dynamic, found, comm)
 
