@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sok_lite.engine.table.content import joined_states
+from sok_lite.engine.table.content import join_states
 
 
 class State(NamedTuple):
@@ -29,7 +29,7 @@ def joined(*parts):
         ]
         for part in parts
     ]
-    found = joined_states(lists)
+    found = join_states(lists)
     for state in found:
         assert all(lists[i][place].name == state.name for i, place in state.places.items())
     found.sort(key=lambda state: state.group or 99)
@@ -71,4 +71,4 @@ def test_states_are_one_by_what_their_groups_have(parts, expected):
 def test_states_of_other_lengths_or_beginnings_are_others():
     kinds = [{}, {"dim": 3}, {"initial": 1.0}]
     parts = [[State("m", 1, **kind)] for kind in kinds]
-    assert [state.places for state in joined_states(parts)] == [{0: 0}, {1: 0}, {2: 0}]
+    assert [state.places for state in join_states(parts)] == [{0: 0}, {1: 0}, {2: 0}]

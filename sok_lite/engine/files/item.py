@@ -18,7 +18,7 @@ from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.restore import fill, merged, plan_swap
+from sok_lite.engine.table.restore import fill, merge, plan_swap
 from sok_lite.engine.texts import TextStore
 
 
@@ -100,7 +100,7 @@ class _TableItem(Item):
         (table,) = self.tables_to_lock
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
-            saved = merged(table, saved, CHUNK_BYTES)
+            saved = merge(table, saved, CHUNK_BYTES)
         swapping = plan_swap(table, fill(table, saved, evicts=on_full == "evict"))
         if self.texts is None:
             return swapping

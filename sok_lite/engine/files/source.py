@@ -20,7 +20,7 @@ from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.files.text_file import find_texts, read_texts
-from sok_lite.engine.table.content import joined_facts, joined_states, without_slots
+from sok_lite.engine.table.content import join_facts, join_states, without_slots
 
 # What goes with the keys that were seen and have no row, by column.
 PENDING_COLUMNS = ("sighted_keys", "sightings", "sighting_stamps")
@@ -183,7 +183,7 @@ class JoinedSource(Source):
         self.key_type = last.key_type
         self._states = {
             f"states.{i}.{state.name}": state
-            for i, state in enumerate(joined_states([source.states for source in sources]))
+            for i, state in enumerate(join_states([source.states for source in sources]))
         }
         self.states = tuple(
             StateFacts(tensor, state.name, state.dim, state.initial, state.group)
@@ -196,7 +196,7 @@ class JoinedSource(Source):
         )
         self.keys_of_parts = tuple(source.num_keys for source in sources)
         self.num_keys = sum(self.keys_of_parts)
-        facts = joined_facts([dict(source.about.facts) for source in sources])
+        facts = join_facts([dict(source.about.facts) for source in sources])
         num_pending = sum(source.about.num_pending for source in sources)
         self.about = last.about._replace(facts=facts, num_pending=num_pending)
 

@@ -89,8 +89,7 @@ class StaticPart(Item):
         numbers = table.row_numbers(comm.rank, comm.size)
         saved = saved_in(table, facts, folder, comm, progress)
         rows = _RowNumbers(table, numbers)
-        of_table = (table.backend, table.key_dtype, table.name)
-        selection = KeySelection(*of_table, rows.find, rows.insert)
+        selection = KeySelection(table, rows.find, rows.insert)
         parts = [selection.select(part) for part in saved.parts]
         if rows.has_others or selection.num_rows < len(numbers):
             raise ValueError(

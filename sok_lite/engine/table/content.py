@@ -38,6 +38,7 @@ PENDING = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "last
 
 # Says of some keys, (k,) of a table's key type on the host, which are those of a rank, (k,) bool.
 Owns: TypeAlias = Callable[[np.ndarray], np.ndarray]
+ArrayOf: TypeAlias = Callable[[Any], Any]
 # Which of a key counts that several parts have.
 Counts: TypeAlias = Literal["first", "last"]
 
@@ -141,9 +142,9 @@ class Saved(NamedTuple):
     @staticmethod
     def of(parts: Sequence[SavedPart]) -> "Saved":
         """Returns parts, one at least, as one: the states of any of them, and joined facts."""
-        facts = joined_facts([dict(part.facts) for part in parts])
+        facts = join_facts([dict(part.facts) for part in parts])
         facts = facts if len(parts) == 1 else without_slots(facts)
-        return Saved(parts, parts, joined_states([part.states for part in parts]), facts)
+        return Saved(parts, parts, join_states([part.states for part in parts]), facts)
 
     @property
     def num_keys(self) -> int:
@@ -417,19 +418,27 @@ def select(content: Content, chosen: np.ndarray, pending: np.ndarray) -> Content
     """
     if all(each.dtype == bool and bool(each.all()) for each in (chosen, pending)):
         return content
-    columns, facts = dict(content.columns), dict(content.facts)
-    num_chosen = np.count_nonzero(chosen) if chosen.dtype == bool else chosen.size
-    if num_chosen < content.keys.size:
-        columns.pop("slots", None)
-        facts = without_slots(facts)
+    some = with_arrays(content, lambda array: array[chosen], lambda array: array[pending])
+    if some.keys.size == content.keys.size:
+        return some
+    columns = {name: column for name, column in some.columns.items() if name != "slots"}
+    return some._replace(columns=columns, facts=without_slots(dict(some.facts)))
+
+
+def with_arrays(content: Content, of_keys: ArrayOf, of_pending: ArrayOf) -> Content:
+    """Returns a content with other arrays.
+
+    Args:
+      of_keys, of_pending: give each array of keys with a row, and of those without one, anew.
+    """
     return Content(
-        content.keys[chosen],
-        content.values[chosen],
-        [state._replace(rows=state.rows[chosen]) for state in content.states],
-        {name: column[chosen] for name, column in columns.items()},
-        content.pending_keys[pending],
-        {name: column[pending] for name, column in content.pending.items()},
-        facts,
+        of_keys(content.keys),
+        of_keys(content.values),
+        [s._replace(rows=of_keys(s.rows)) for s in map(State._make, content.states)],
+        {name: of_keys(column) for name, column in content.columns.items()},
+        of_pending(content.pending_keys),
+        {name: of_pending(column) for name, column in content.pending.items()},
+        content.facts,
     )
 
 
@@ -489,7 +498,7 @@ def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = No
     pending = _one_of_each(pending_keys, counts)
     states = [
         State(name, dim, initial, np.concatenate(_rows_of(parts, joined))[kept], group)
-        for joined in joined_states([part.states for part in parts])
+        for joined in join_states([part.states for part in parts])
         for name, dim, initial, group, _ in (joined,)
     ]
     facts = [dict(part.facts) for part in parts if part.facts]
@@ -500,7 +509,7 @@ def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = No
         _joined_columns([(part.keys, part.columns) for part in parts], kept),
         pending_keys[pending],
         _joined_columns([(part.pending_keys, part.pending) for part in parts], pending),
-        without_slots(joined_facts(facts)) if facts else {},
+        without_slots(join_facts(facts)) if facts else {},
     )
 
 
@@ -606,7 +615,7 @@ _Kind = tuple[str, int, float]
 _Group = dict[_Kind, dict[int, int]]
 
 
-def joined_states(
+def join_states(
     parts: Sequence[Sequence[AnyState]], are_nested_one: bool = True
 ) -> list[JoinedState]:
     """Returns the states that any part has, group by group, first those in none.
@@ -701,7 +710,7 @@ def number_of(value: Any, least: int = 0, most: int = 1 << 62) -> int:
     return value
 
 
-def joined_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def join_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the facts of the rank with most lookups: no later one has seen any key."""
     newest = max(parts, key=lambda facts: facts["num_lookups"])
     epochs = [facts["epoch"] for facts in parts if "epoch" in facts]

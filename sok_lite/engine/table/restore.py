@@ -18,7 +18,6 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set, publish
-from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.rows.state_owner import (
     Kinds,
@@ -31,6 +30,7 @@ from sok_lite.engine.rows.state_owner import (
 from sok_lite.engine.rows.states import copy_states, plan_give
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
+from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.admission import MOST_SIGHTINGS, PendingCounts
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.clock import Spans
@@ -41,7 +41,7 @@ from sok_lite.engine.table.content import (
     SavedRows,
     TablePart,
     as_saved,
-    joined_states,
+    join_states,
     warn_of_repeated,
     without_slots,
 )
@@ -177,7 +177,7 @@ def _fill(
     if isinstance(table, HkvTable) and isinstance(index, HkvIndex):
         tiers = RowTiers(store)
         if store.near_rows is not None:
-            moved = _place_in_tiers(index, store.near_rows, tiers)
+            moved = _place_in_tiers(index, store.near_rows, tiers, saved.facts["num_lookups"])
             parts = [selected._replace(moved=moved) for selected in parts]
     for selected in parts:  # now that all keys have the rows that they keep
         selection.select_older(selected)
@@ -260,7 +260,7 @@ class KeySelection:
     """Selects keys: of one that comes again the first counts. They are numbered as they come.
 
     Args:
-      backend, key_dtype, name: of the table.
+      table: whose keys they are.
       find: returns the row numbers of keys (k,) int64, which may repeat: (k,) uint32, NO_ROW for
         others than those that count.
       insert: called for each chunk with the keys (k,) int64 that count, distinct and not there; the
@@ -275,22 +275,20 @@ class KeySelection:
 
     def __init__(
         self,
-        backend: Backend,
-        key_dtype: KeyDtype,
-        name: str,
+        table: AnyTable,
         find: Callable[[Array], Array],
         insert: Callable[[Array, int, Array | None], None],
         keeps: Callable[[Array], Array] | None = None,
     ) -> None:
-        self._backend, self._key_dtype, self._name = backend, key_dtype, name
+        self._table, self._backend = table, table.backend
         self._find, self._insert, self._keeps = find, insert, keeps
         self.num_rows = self.num_repeated = 0
 
     def keys(self, keys: Array) -> Array:
         """Returns keys of the table's key type as int64 on its device."""
-        whose = f"keys of {self._name!r}"
         device = self._backend.from_host(keys)
-        return self._key_dtype.to_int64(self._backend.xp, device, whose)
+        whose = f"keys of {self._table.name!r}"
+        return self._table.key_dtype.to_int64(self._backend.xp, device, whose)
 
     def select(self, part: SavedPart) -> Selected:
         """Inserts the keys of a part that count."""
@@ -439,9 +437,8 @@ def _insert_all(
         else:
             publish(index.plan_update(keys, last_seen=last_seen))
 
-    of_table = (table.backend, table.key_dtype, table.name)
     find = find or (lambda keys: index.find(keys).rows)
-    selection = KeySelection(*of_table, find, insert_seen, keeps)
+    selection = KeySelection(table, find, insert_seen, keeps)
     return index, selection, [selection.select(part) for part in saved.parts]
 
 
@@ -649,14 +646,19 @@ def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def _place_in_tiers(index: HkvIndex, num_near: int, tiers: RowTiers) -> Array | None:
+def _place_in_tiers(index: HkvIndex, num_near: int, tiers: RowTiers, latest: int) -> Array | None:
     """Gives the keys of the highest scores near rows, those below `num_near`, and notes whose rows
     they are. Of equal scores the first come near.
+
+    Args:
+      latest: number of the last lookup, which no key was seen after.
 
     Returns:
       (n,) uint32, by its number the row that a key has now; None: all are near, or far.
     """
-    moved = _rows_by_score(index, num_near) if 0 < num_near < index.size else None
+    moved = None
+    if 0 < num_near < index.size:
+        moved = _rows_by_score(index, num_near, latest)
     for entries in _entries(index):
         rows = entries.rows
         if moved is not None:
@@ -666,10 +668,10 @@ def _place_in_tiers(index: HkvIndex, num_near: int, tiers: RowTiers) -> Array | 
     return moved
 
 
-def _rows_by_score(index: HkvIndex, num_near: int) -> Array:
+def _rows_by_score(index: HkvIndex, num_near: int, latest: int) -> Array:
     """Returns the rows of the keys of an index in two tiers, (n,) uint32, by their numbers."""
     xp, n = index.backend.xp, index.size
-    least, num_equal = _least_near(index, num_near)
+    least, num_equal = _least_near(index, num_near, latest)
     rank = xp.zeros(n, np.uint8)  # 2: it comes near, 1: where there is room
     for entries in _entries(index):
         scores = entries.scores
@@ -688,10 +690,12 @@ def _rows_by_score(index: HkvIndex, num_near: int) -> Array:
     return rows
 
 
-def _least_near(index: HkvIndex, num_near: int) -> tuple[np.uint64, int]:
+def _least_near(index: HkvIndex, num_near: int, latest: int) -> tuple[np.uint64, int]:
     """Returns the lowest score of a near row, and how many with that score are near."""
     found, digits = 0, np.uint64((1 << _BITS) - 1)
-    for shift in range((64 if index.has_scores else 32) - _BITS, -1, -_BITS):
+    if index.has_scores:
+        latest = max(int(entries.scores.max(initial=0)) for entries in _entries(index))
+    for shift in range(max(0, latest.bit_length() - 1) // _BITS * _BITS, -1, -_BITS):
         counts = np.zeros(1 << _BITS, np.int64)
         for entries in _entries(index):
             some = index.backend.to_host(entries.scores) >> np.uint64(shift)
@@ -777,7 +781,7 @@ def _restore_pending(
 # ---- a merge -------------------------------------------------------------------------------------
 
 
-def merged(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
+def merge(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
     """Returns what a table holds once the keys of what was saved are assigned to it.
 
     A key of both has the row and the states that were saved; a state that was not saved begins
@@ -800,7 +804,7 @@ def merged(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
     own.num_keys -= sum(part.num_known for part in others)
     # Those of an optimizer that is gone are not to be free, for another of its kind.
     kept = [i for i, c in enumerate(own.state_columns) if c.owner is None or not c.owner.is_gone]
-    states = joined_states([[own.states[i] for i in kept], saved.states], are_nested_one=False)
+    states = join_states([[own.states[i] for i in kept], saved.states], are_nested_one=False)
     for i, state in enumerate(states):
         of_own, of_saved = state.places.get(0), state.places.get(1)
         places = {} if of_saved is None else dict(saved.states[of_saved].places)
