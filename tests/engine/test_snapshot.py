@@ -440,7 +440,8 @@ def test_a_corrupt_snapshot_changes_nothing(backend):
 def test_without_memory_a_restore_leaves_the_table_as_it_was(backend, monkeypatch, kind, failing):
     if kind == "hbm" and failing != "rows":
         pytest.skip("an hbm table has no tiers and no pending counts")
-    options = KINDS[kind] | ({"enter_threshold": 2} if kind != "hbm" else {})
+    more = {"enter_threshold": 2, "max_hbm_for_vectors": 0}
+    options = KINDS[kind] | (more if kind != "hbm" else {})
     table, other = (new_table(backend, **options) for _ in range(2))
     for each, keys in ((table, [1, 2, 3]), (other, [3, 4])):
         each.find_or_insert(keys)

@@ -146,12 +146,13 @@ class _RowNumbers:
         found[is_there] = self._order[at[is_there]]
         return found
 
-    def insert(self, keys: Array, first: int, counts: Array | None) -> None:
-        """Notes keys that were read, numbered from `first` on."""
+    def insert(self, keys: Array, first: int, counts: Array | None) -> int:
+        """Notes keys that were read, numbered from `first` on; refuses none."""
         at, is_there = self._places(keys)
         self.has_others |= not bool(is_there.all())
         order = self._backend.xp.arange(first, first + keys.size, dtype=np.uint32)
         self._order[at[is_there]] = order[is_there]
+        return 0
 
     def write(self, whole: np.ndarray, parts: Sequence[tuple[Selected, str | int]]) -> None:
         """Writes the rows of parts, of a column of each."""

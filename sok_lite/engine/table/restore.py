@@ -11,6 +11,7 @@ as it was.
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -265,24 +266,25 @@ class KeySelection:
         others than those that count.
       insert: called for each chunk with the keys (k,) int64 that count, distinct and not there; the
         row number of the first of them, which the others follow; and which of the chunk's they are,
-        (chunk,) bool, or None: all.
+        (chunk,) bool, or None: all. It returns how many it has refused.
       keeps: says which of some keys (k,) int64 may count, (k,) bool; None: all.
 
     Attributes:
       num_rows: how many keys count.
       num_repeated: how many have come again that should not.
+      num_refused: how many `insert` has refused.
     """
 
     def __init__(
         self,
         table: AnyTable,
         find: Callable[[Array], Array],
-        insert: Callable[[Array, int, Array | None], None],
+        insert: Callable[[Array, int, Array | None], int],
         keeps: Callable[[Array], Array] | None = None,
     ) -> None:
         self._table, self._backend = table, table.backend
         self._find, self._insert, self._keeps = find, insert, keeps
-        self.num_rows = self.num_repeated = 0
+        self.num_rows = self.num_repeated = self.num_refused = 0
 
     def keys(self, keys: Array) -> Array:
         """Returns keys of the table's key type as int64 on its device."""
@@ -310,7 +312,8 @@ class KeySelection:
                 num_new = int(xp.count_nonzero(counts))
         self.num_rows += num_new
         is_all = num_new == keys.size
-        self._insert(keys if is_all else keys[counts], first, None if is_all else counts)
+        some = (keys, first, None) if is_all else (keys[counts], first, counts)
+        self.num_refused += self._insert(*some)
         return ChunkRows.of(self._backend, counts, range(first, self.num_rows))
 
     def select_older(self, selected: Selected) -> None:
@@ -361,6 +364,7 @@ def are_first(xp: Any, keys: Array) -> Array:
 # segments are of the same size. Where more keys come than fit, those of the highest scores may be
 # kept.
 
+
 _Rebuilt: TypeAlias = tuple[AnyIndex, KeySelection, list[Selected]]
 
 
@@ -376,33 +380,20 @@ def _rebuild(table: EmbeddingTable, saved: Saved, evicts: bool) -> _Rebuilt:
       NoRoomError: they do not fit `max_capacity`, and not `evicts`.
       MemoryError: no memory for it.
     """
-    xp, n = table.backend.xp, saved.num_keys
     if not isinstance(table, HkvTable):
         assert isinstance(table.index, DetIndex)
-        det = table.index.emptied()
-        det.make_room(n)
-
-        def insert(keys: Array, first: int) -> None:
-            det.make_room(int(keys.size))
-            det.insert(keys, xp.arange(first, first + keys.size, dtype=np.uint32), 1)
-
-        return _insert_all(table, saved, det, insert)
+        index = table.index.emptied()
+        index.make_room(saved.num_keys)
+        return _insert_all(table, saved, index, partial(_insert, index))
     made = _in_their_slots(table, saved)
     if made is not None:
         return made
     seed, num_refused = new_seed(), 0
     for _ in range(_MOST_SEEDS):
-        index = _emptied(table, saved, None, seed)
-        index.make_room(n)
-        refused: list[int] = []
-
-        def insert_all(
-            keys: Array, first: int, index: HkvIndex = index, refused: list[int] = refused
-        ) -> None:
-            refused.append(index.insert_all(keys, first=first))
-
-        made = _insert_all(table, saved, index, insert_all)
-        num_refused = sum(refused)
+        other = _emptied(table, saved, None, seed)
+        other.make_room(saved.num_keys)
+        made = _insert_all(table, saved, other, other.insert_all)
+        num_refused = made[1].num_refused
         if not num_refused:
             return made
         seed = seed_after(seed)
@@ -411,24 +402,36 @@ def _rebuild(table: EmbeddingTable, saved: Saved, evicts: bool) -> _Rebuilt:
     raise NoRoomError(_no_room(table, saved, num_refused))
 
 
+def _insert(index: DetIndex, keys: Array, first: int) -> int:
+    index.make_room(int(keys.size))
+    index.insert(keys, _rows_from(index, first, keys), 1)
+    return 0
+
+
+def _rows_from(index: AnyIndex, first: int, keys: Array) -> Array:
+    """Returns a row number for each key, from `first` on."""
+    return index.backend.xp.arange(first, first + keys.size, dtype=np.uint32)
+
+
 def _insert_all(
     table: EmbeddingTable,
     saved: Saved,
     index: AnyIndex,
-    insert: Callable[[Array, int], None],
+    insert: Callable[..., int],
     find: Callable[[Array], Array] | None = None,
     keeps: Callable[[Array], Array] | None = None,
 ) -> _Rebuilt:
     """Selects keys and gives them to an index, with what is known of them.
 
     Args:
-      insert: gives it keys (k,) int64, that are not there, with the rows from a number on.
+      insert: takes keys (k,) int64 that are not there, and `first`, the number of the row that the
+        first of them gets, and the others the next; returns how many it has refused.
       find, keeps: of `KeySelection`; None: all that are in the index, or may be.
     """
     seen = chain.from_iterable(_seen(table, index, saved, part) for part in saved.parts)
 
-    def insert_seen(keys: Array, first: int, counts: Array | None) -> None:
-        insert(keys, first)
+    def insert_seen(keys: Array, first: int, counts: Array | None) -> int:
+        num_refused = insert(keys, first=first)
         last_seen, scores = next(seen)
         if counts is not None:
             last_seen, scores = last_seen[counts], None if scores is None else scores[counts]
@@ -436,6 +439,7 @@ def _insert_all(
             publish(index.plan_update(keys, scores=scores, last_seen=last_seen))
         else:
             publish(index.plan_update(keys, last_seen=last_seen))
+        return num_refused
 
     find = find or (lambda keys: index.find(keys).rows)
     selection = KeySelection(table, find, insert_seen, keeps)
@@ -516,9 +520,9 @@ def _by_score(table: HkvTable, saved: Saved) -> _Rebuilt:
     held = index.entries().keys
     publish(index.plan_update(held, xp.full(held.size, _TO_BE_SELECTED, np.uint32)))
 
-    def insert(keys: Array, first: int) -> None:
-        rows = xp.arange(first, first + keys.size, dtype=np.uint32)
-        publish(index.plan_update(keys, rows))
+    def insert(keys: Array, first: int) -> int:
+        publish(index.plan_update(keys, _rows_from(index, first, keys)))
+        return 0
 
     def find(keys: Array) -> Array:
         rows = index.find(keys).rows
@@ -572,11 +576,12 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> _Rebuilt | None:
     other = _emptied(table, saved, num_slots, seed if n else new_seed())
     slots: Iterator[Array] = saved.parts[0].read("slots")
 
-    def insert(keys: Array, first: int) -> None:
+    def insert(keys: Array, first: int) -> int:
         at = table.backend.from_host(next(slots))
         if keys.size < at.size:
             raise _CannotUseSlotsError
         put_in_slots(other, keys, at, first)
+        return 0
 
     try:
         made = _insert_all(table, saved, other, insert)
@@ -601,8 +606,7 @@ def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None
     xp, host, num_slots = index.backend.xp, index.backend.to_host, index.directory.num_slots
     if keys.size == 0:
         return
-    rows = xp.arange(first, first + keys.size, dtype=np.uint32)
-    order = xp.argsort(slots)
+    rows, order = _rows_from(index, first, keys), xp.argsort(slots)
     slots, sorted_keys = slots[order], keys[order]
     # Not by `unique`: with NumPy 2.3 and newer it takes 80 times as long as to sort them.
     repeats = slots[1:] == slots[:-1]
