@@ -10,7 +10,7 @@ as it was.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -85,15 +85,14 @@ class Filled(NamedTuple):
 
     Attributes:
       new_index, store, tiers, pending: as a table has them.
-      now, spans: the number of its last lookup, and when lookups were; None: nobody knows.
+      facts: of what was saved.
     """
 
     new_index: AnyIndex
     store: RowStore
     tiers: RowTiers | None
     pending: PendingCounts | None
-    now: int
-    spans: Spans | None
+    facts: Mapping[str, Any]
 
 
 def restore(table: EmbeddingTable, content: Saved | Content) -> None:
@@ -130,10 +129,8 @@ def fill(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> Filled
       ValueError: the keys do not fit, or what was saved contradicts itself. MemoryError: no memory
         for it beside the table. Whatever reading a part raises.
     """
-    now = saved.facts["num_lookups"]
-    spans = Spans.of(saved.facts["spans"], now) if "spans" in saved.facts else None
     try:
-        return Filled(*_fill(table, saved, evicts), now, spans)
+        return _fill(table, saved, evicts)
     except MemoryError as error:
         size = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
         raise MemoryError(
@@ -144,12 +141,13 @@ def fill(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> Filled
 
 def plan_swap(table: EmbeddingTable, filled: Filled) -> list[Action]:
     """Prepares to give a table what `fill` has made, for `swap`."""
-    log = None if table.removals is None else table.removals.begun_anew(filled.now)
+    now, spans = filled.facts["num_lookups"], filled.facts.get("spans")
+    log = None if table.removals is None else table.removals.begun_anew(now)
     of_hybrid = {"tiers": filled.tiers, "pending": filled.pending}
     return [
         *table.plan_parts(filled.new_index, filled.store),
         *(plan_set(table, **of_hybrid) if isinstance(table, HkvTable) else []),
-        *table.clock.plan_restart(filled.now, filled.spans),
+        *table.clock.plan_restart(now, None if spans is None else Spans.of(spans, now)),
         *plan_set(table.counters, **dict.fromkeys(COUNTERS, 0)),
         *table.plan_renew(),
         *plan_set(table, removals=log),
@@ -165,9 +163,7 @@ def swap(tables: Sequence[EmbeddingTable], prepared: Sequence[Sequence[Action]])
         store.close_far()
 
 
-def _fill(
-    table: EmbeddingTable, saved: Saved, evicts: bool
-) -> tuple[AnyIndex, RowStore, RowTiers | None, PendingCounts | None]:
+def _fill(table: EmbeddingTable, saved: Saved, evicts: bool) -> Filled:
     index, selection, parts = _rebuild(table, saved, evicts)
     warn_of_repeated(f"table {table.name!r}", selection.num_repeated)
     store, n = table.store.emptied(), selection.num_rows
@@ -186,7 +182,7 @@ def _fill(
     if isinstance(table, HkvTable) and table.pending is not None:
         pending = table.pending.emptied()
         _restore_pending(pending, saved, selection, index)
-    return index, store, tiers, pending
+    return Filled(index, store, tiers, pending, saved.facts)
 
 
 # ---- which keys count ----------------------------------------------------------------------------
@@ -220,7 +216,7 @@ class Selected(NamedTuple):
       part: the part.
       chunks: the row numbers of each chunk of its keys.
       older: of each of `part.older` the same.
-      moved: (all keys,) uint32, the row of the key that was selected so manieth; None: that number.
+      moved: (all keys,) uint32, the row of each key, by its number; None: its number is its row.
     """
 
     part: SavedPart
@@ -698,7 +694,7 @@ def _least_near(index: HkvIndex, num_near: int, latest: int) -> tuple[np.uint64,
     """Returns the lowest score of a near row, and how many with that score are near."""
     found, digits = 0, np.uint64((1 << _BITS) - 1)
     if index.has_scores:
-        latest = max(int(entries.scores.max(initial=0)) for entries in _entries(index))
+        latest = max(int(each.scores.max()) for each in _entries(index) if each.scores.size)
     for shift in range(max(0, latest.bit_length() - 1) // _BITS * _BITS, -1, -_BITS):
         counts = np.zeros(1 << _BITS, np.int64)
         for entries in _entries(index):
