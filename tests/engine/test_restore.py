@@ -245,7 +245,10 @@ def test_a_load_has_few_bytes_a_key_beside_the_table(tmp_path, monkeypatch, how,
     if how == "in tiers":
         kind = ROOMY | {"max_capacity": 1 << 19, "max_hbm_for_vectors": 4 * DIM * n / 2**31}
     table, other = (new_table(get_backend("cpu"), DIM, **kind) for _ in range(2))
-    table.find_or_insert(np.random.default_rng(0).permutation(n))
+    keys = np.random.default_rng(0).permutation(n)
+    table.insert_or_assign(keys, rows_of(keys, 0))
+    for step in (2, 4):  # of the scores in the middle some come near, in tiers
+        table.lookup(np.arange(0, n, step))
     dump(tmp_path, [table], ONE, chunk_bytes=piece)
     table.lookup([])
     if how == "increments":
@@ -256,3 +259,4 @@ def test_a_load_has_few_bytes_a_key_beside_the_table(tmp_path, monkeypatch, how,
     mode = "merge" if how == "merged" else "replace"
     assert peak_of(lambda: load(tmp_path, [other], ONE, mode), other) < most
     assert other.size == (n if how != "merged" else n + n // 2)
+    np.testing.assert_array_equal(other.store.read(other.find(keys)), rows_of(keys, 0))
