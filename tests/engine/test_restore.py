@@ -247,7 +247,7 @@ def test_a_load_has_few_bytes_a_key_beside_the_table(tmp_path, monkeypatch, how,
     table, other = (new_table(get_backend("cpu"), DIM, **kind) for _ in range(2))
     keys = np.random.default_rng(0).permutation(n)
     table.insert_or_assign(keys, rows_of(keys, 0))
-    for step in (2, 4):  # of the scores in the middle some come near, in tiers
+    for step in (2, 4) if how == "in tiers" else ():  # of the scores in the middle some come near
         table.lookup(np.arange(0, n, step))
     dump(tmp_path, [table], ONE, chunk_bytes=piece)
     table.lookup([])
