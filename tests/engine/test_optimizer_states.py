@@ -18,7 +18,8 @@ from sok_lite.engine.optimizer_states import (
     settle_states,
 )
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
+from sok_lite.engine.table.restore import restore
 from tests.support import reference_updates
 from tests.support.helpers import new_table, update_of
 from tests.support.own_process import run_limited

@@ -16,8 +16,8 @@ from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.optimizer_states import numbered_states
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import TablePart, pieces
 from sok_lite.engine.table.dumped import Dumped, recalled, remember
-from sok_lite.engine.table.pieces import pieces
 
 
 class CannotContinueError(Exception):
@@ -99,21 +99,19 @@ def _fits(table: EmbeddingTable, facts: TableFacts) -> bool:
     return mine == (facts.dim, facts.dtype, facts.key_type, facts.owner)
 
 
-def continuing(
-    table: EmbeddingTable, shard: Shard, before: Shard, columns: Sequence[Column], num_slots: int
-) -> tuple[Shard, int]:
+def continuing(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, int]:
     """Returns the manifest's entry of an increment of a table, without `written`, and the least
     `last_seen` of the keys that have changed.
 
     Args:
       shard: the entry of a complete dump of the table.
       before: the file that it continues.
-      columns: the states, in the order of `shard.states`.
-      num_slots: slots that are read at a time.
+      part: the table.
 
     Raises:
       RuntimeError: the table has forgotten what has changed since.
     """
+    table = part.table
     dumped = recalled(table, before.file)
     if dumped is None:
         raise RuntimeError(
@@ -122,11 +120,11 @@ def continuing(
         )
     since = dumped.number
     changed = sum(
-        int((piece.last_seen >= np.uint32(since)).sum()) for piece in pieces(table, num_slots)
+        int((piece.last_seen >= np.uint32(since)).sum()) for piece in pieces(table, part.num_slots)
     )
     states = tuple(
-        state._replace(before=_tensor_before(column, dumped, before))
-        for state, column in zip(shard.states, columns, strict=True)
+        state._replace(before=_tensor_before(its.rows, dumped, before))
+        for state, its in zip(shard.states, part.states, strict=True)
     )
     # Of the files before only their rows count: when their lookups were is long, and known.
     *older, last = before.chain
