@@ -300,24 +300,21 @@ class KeySelection:
         return Selected(part, [self._rows(part, keys) for keys in part.read("keys")], [])
 
     def _rows(self, part: SavedPart, keys: Array) -> ChunkRows:
-        xp, is_own = self._backend.xp, None
+        xp, is_own = self._backend.xp, np.True_
         if part.owns is not None:
             is_own = self._backend.from_host(part.owns(self._backend.to_host(keys)))
         keys, first = self.keys(keys), self.num_rows
-        counts = are_first(xp, keys) & (self._find(keys) == np.uint32(NO_ROW))
-        num_new = int(xp.count_nonzero(counts))
-        if num_new < keys.size and not part.may_repeat:
-            is_repeat = ~counts if is_own is None else ~counts & is_own
-            self.num_repeated += int(xp.count_nonzero(is_repeat))
-        for is_wanted in (is_own, None if self._keeps is None else self._keeps(keys)):
-            if is_wanted is not None:
-                counts &= is_wanted
-                num_new = int(xp.count_nonzero(counts))
-        self.num_rows += num_new
-        is_all = num_new == keys.size
-        some = (keys, first, None) if is_all else (keys[counts], first, counts)
+        is_new = are_first(xp, keys) & (self._find(keys) == np.uint32(NO_ROW))
+        if not part.may_repeat:
+            self.num_repeated += int(xp.count_nonzero(~is_new & is_own))
+        counts = is_new & is_own
+        if self._keeps is not None:
+            counts &= self._keeps(keys)
+        self.num_rows += int(xp.count_nonzero(counts))
+        rows = range(first, self.num_rows)
+        some = (keys, first, None) if len(rows) == keys.size else (keys[counts], first, counts)
         self.num_refused += self._insert(*some)
-        return ChunkRows.of(self._backend, counts, range(first, self.num_rows))
+        return ChunkRows.of(self._backend, counts, rows)
 
     def select_older(self, selected: Selected) -> None:
         """Selects the rows of a part that the files it continues have, newest first.
@@ -328,20 +325,18 @@ class KeySelection:
         xp, part = self._backend.xp, selected.part
         if part.num_with_rows is None:
             return
-        is_left = xp.zeros(self.num_rows, bool)
+        is_left = xp.zeros(self.num_rows + 1, bool)  # the last stands for keys without a row
         for chunk in selected.chunks[part.num_with_rows :]:
             is_left[selected.counting_rows(self._backend, chunk).astype(np.int64)] = True
         for file in part.older:
             selected.older.append([])
             for keys in file.read("keys"):
                 keys = self.keys(keys)
-                rows = self._find(keys)
-                is_present = rows != np.uint32(NO_ROW)
-                at = xp.where(is_present, rows, np.uint32(0)).astype(np.int64)
-                is_wanted = is_present & xp.take(is_left, at) if self.num_rows else is_present
-                is_wanted &= are_first(xp, keys)
-                is_left[at[is_wanted]] = False
-                selected.older[-1].append(ChunkRows.of(self._backend, is_wanted, rows[is_wanted]))
+                rows = xp.minimum(self._find(keys), np.uint32(self.num_rows))
+                is_wanted = is_left[rows.astype(np.int64)] & are_first(xp, keys)
+                rows = rows[is_wanted]
+                is_left[rows.astype(np.int64)] = False
+                selected.older[-1].append(ChunkRows.of(self._backend, is_wanted, rows))
         num_left = int(xp.count_nonzero(is_left))
         if num_left:
             raise part.corrupt(
