@@ -1,9 +1,18 @@
-"""Holds back Ctrl-C for the length of a change, so that no change is cut in two."""
+"""Holds signals back for the length of a change, so that Ctrl-C cuts none in two."""
 
+import _thread
 import signal
 import threading
+from collections import deque
 from types import FrameType, TracebackType
 from typing import Any
+
+# Those whose handlers programs let raise.
+_SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+]
 
 
 class _Uninterrupted:
@@ -15,17 +24,19 @@ class _Uninterrupted:
     def __init__(self) -> None:
         # Only the main thread looks at these.
         self._depth = 0
-        self._handler: Any = None
-        self._caught: tuple[int, FrameType | None] | None = None
+        self._handlers: dict[int, Any] = {}
+        self._caught: list[int] = []
 
     def __enter__(self) -> None:
         if threading.get_ident() != threading.main_thread().ident:
             return
         if self._depth == 0:
-            self._caught = None
-            self._handler = signal.getsignal(signal.SIGINT)
-            if callable(self._handler):  # else no Python runs at Ctrl-C
-                signal.signal(signal.SIGINT, self._hold)
+            self._caught = []
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):  # else no Python runs
+                    self._handlers[number] = handler
+                    signal.signal(number, self._hold)
         self._depth += 1
 
     def __exit__(
@@ -39,24 +50,25 @@ class _Uninterrupted:
         self._depth -= 1
         if self._depth:
             return
-        handler = self._handler
-        if signal.getsignal(signal.SIGINT) == self._hold:  # the change may have set another
-            signal.signal(signal.SIGINT, handler)
-        if self._caught is not None:
-            caught, self._caught = self._caught, None
-            handler(*caught)
+        handlers, self._handlers = self._handlers, {}
+        for number, handler in handlers.items():
+            if signal.getsignal(number) == self._hold:  # the change may have set another
+                signal.signal(number, handler)
+        # They come again, all of them before the first handler runs.
+        deque(map(_thread.interrupt_main, self._caught), maxlen=0)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        self._caught = number, frame
+        if number not in self._caught:  # as the system does with one that is pending
+            self._caught.append(number)
 
 
 _uninterrupted = _Uninterrupted()
 
 
 def uninterrupted() -> _Uninterrupted:
-    """Returns a context manager in which Ctrl-C waits for the end of the block.
+    """Returns a context manager in which signals wait for the end of the block.
 
-    There the handler that SIGINT had is called, which mostly raises KeyboardInterrupt. Memory is
+    There the handlers run that they had; that of Ctrl-C mostly raises KeyboardInterrupt. Memory is
     found before such a block changes anything: whatever else is raised in it comes at once.
     """
     return _uninterrupted

@@ -1,4 +1,4 @@
-"""Ctrl-C waits for the end of a block, whatever handler it has."""
+"""Ctrl-C and other signals wait for the end of a block, whatever handlers they have."""
 
 import signal
 import subprocess
@@ -31,18 +31,41 @@ def test_ctrl_c_comes_at_the_end_of_the_outermost_block():
         pass  # the one before does not come again
 
 
-def test_the_handler_that_was_there_is_called_with_its_frame():
+def test_the_handler_that_was_there_is_called_once():
     seen = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
         with uninterrupted():
             press()
+            press()
             assert seen == []
-        (number, frame), *others = seen
-        assert (number, others) == (signal.SIGINT, []) and frame is not None
-        assert signal.getsignal(signal.SIGINT) is not before
+        assert seen == [signal.SIGINT]
+        press()
+        assert seen == [signal.SIGINT] * 2
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_every_handler_runs_though_another_raises():
+    """A job that gets SIGTERM and reaches a time limit within one change."""
+    seen = []
+
+    def end(number, frame):
+        seen.append(number)
+        if len(seen) == 1:
+            raise SystemExit
+
+    others = (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1)
+    before = {number: signal.signal(number, end) for number in others}
+    try:
+        with pytest.raises(SystemExit), uninterrupted():
+            for number in others:
+                signal.raise_signal(number)
+            assert seen == []
+        assert sorted(seen) == sorted(others)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_an_error_in_the_block_is_told_with_it():

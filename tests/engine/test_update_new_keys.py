@@ -1,6 +1,5 @@
 """Updates of keys that have no row: they get one as by a lookup, and are updated, as one change."""
 
-
 import numpy as np
 import pytest
 
