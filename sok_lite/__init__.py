@@ -53,7 +53,7 @@ _MODULES = (
 # The module, below the package, that has each other public name.
 _MODULE_OF = {
     "inference_mode": "bridge.inference",
-    "optimizer_states": "bridge.named_states",
+    "optimizer_states": "bridge.optimizer_states",
     "report": "bridge.report",
     "export_serving": "bridge.serving.function",
     "export_serving_graph": "bridge.serving.graph",

@@ -16,7 +16,7 @@ from sok_lite import plots as plots
 from sok_lite import raw_ops as raw_ops
 from sok_lite import utils as utils
 from sok_lite.bridge.inference import inference_mode as inference_mode
-from sok_lite.bridge.named_states import optimizer_states as optimizer_states
+from sok_lite.bridge.optimizer_states import optimizer_states as optimizer_states
 from sok_lite.bridge.report import report as report
 from sok_lite.bridge.serving.function import export_serving as export_serving
 from sok_lite.bridge.serving.graph import export_serving_graph as export_serving_graph

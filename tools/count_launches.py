@@ -24,9 +24,8 @@ from sok_lite.comm import Communicator, SingleCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
-from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update import StepOptions, UpdateStep
 from sok_lite.engine.update_rows import Update
 from tests.support.call_counts import counts_of_ranks
 from tests.support.parts import Part, forward_parts

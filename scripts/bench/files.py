@@ -36,9 +36,8 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
-from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update import StepOptions, UpdateStep
 from sok_lite.engine.update_rows import Update
 
 _ONE = SingleCommunicator()

@@ -207,3 +207,13 @@ class Backend(ABC):
     def synchronize_device(self) -> None:
         """Waits for all that anybody has put on the device, on any stream."""
         self.synchronize()
+
+
+def as_words(array: Array) -> tuple[str, Array]:
+    """Returns an array as unsigned integers of its width, for kernels that only copy elements.
+
+    Returns:
+      (what ends the kernel's name, "u8", "u16", "u32" or "u64"; the view).
+    """
+    bits = 8 * array.dtype.itemsize
+    return f"u{bits}", array.view(f"uint{bits}")

@@ -33,8 +33,9 @@ from sok_lite.bridge.table_call import text_call, to_rows
 from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
 from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
+from sok_lite.engine.table.restore import restore
 
 _PART = "part"  # among the facts: [rank, number of ranks]
 

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.ragged import Shape, split_offsets
 from sok_lite.bridge.collective_order import CollectiveCall, in_turn, needs_order
 from sok_lite.bridge.host_call import (
     Waits,
@@ -35,8 +36,6 @@ from sok_lite.bridge.tf_private import (
     graphs_around,
     kept_by,
 )
-from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.results import Shape
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, Frame, operations, raised
 from sok_lite.native.plans import LookupPlan, NativeCall, PlannedCall, WritePlan

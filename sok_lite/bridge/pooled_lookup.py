@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.ragged import Shape
 from sok_lite.bridge.collective_order import CollectiveCall, numbered
 from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace
 from sok_lite.bridge.lookup_arguments import TableSpec
@@ -26,7 +27,6 @@ from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.lookup import BackwardContext
 from sok_lite.engine.pooling import COMBINERS
-from sok_lite.engine.results import Shape
 from sok_lite.engine.table.counters import Count
 from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan, Rows

@@ -16,7 +16,7 @@ import tensorflow as tf
 from sok_lite.bridge.checkpoint import as_arrays
 from sok_lite.comm import Communicator
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content_parts import concatenate, owned_by, owns
+from sok_lite.engine.table.content import concatenate, owned_by, owns
 from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
 
 _BYTES, _LENGTHS = "_bytes", "_lengths"

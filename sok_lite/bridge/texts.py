@@ -20,7 +20,7 @@ from sok_lite.bridge.string_keys import hash_tensor
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content_parts import owns
+from sok_lite.engine.table.content import owns
 from sok_lite.engine.texts import TextStore, are_held, texts_of
 from sok_lite.reports.text import counted
 

@@ -7,7 +7,6 @@ processor time.
 """
 
 import contextlib
-import itertools
 import os
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from sok_lite.backend.ragged import split
 from sok_lite.comm.header import (
     BROKEN_OFF,
     FAREWELL,
@@ -25,7 +25,7 @@ from sok_lite.comm.header import (
     notes_of,
     num_rows_of,
 )
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
 
 # Horovod has no uint32, uint64 or bfloat16 here; a copy needs no more than the width.
 _WIRE_DTYPE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.int64}
@@ -118,9 +118,7 @@ class HorovodCommunicator(Communicator):
         self._leaves.set()
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
-        ends = split_offsets(send_splits).tolist()
-        parts = [rows[start:end] for start, end in itertools.pairwise(ends)]
-        return self._exchange("alltoallv", call, rows, parts)
+        return self._exchange("alltoallv", call, rows, split(rows, send_splits))
 
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         return self._exchange("allgatherv", call, rows, [rows] * self.size)

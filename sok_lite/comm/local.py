@@ -18,7 +18,6 @@ signal, ranks agree or fail in the transport, and all have read an outbox before
 again.
 """
 
-import itertools
 import math
 import mmap
 import os
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+from sok_lite.backend.ragged import split
 from sok_lite.comm.header import (
     FAREWELL,
     HEADER_BYTES,
@@ -43,7 +43,7 @@ from sok_lite.comm.header import (
     num_rows_of,
     turn_of,
 )
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
 
 _SMALLEST_BOX_BYTES = 1 << 16
 # A header, and where this part begins in the outbox.
@@ -317,9 +317,7 @@ class LocalCommunicator(Communicator):
         super().disconnect()
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
-        ends = split_offsets(send_splits).tolist()
-        parts = [rows[start:end] for start, end in itertools.pairwise(ends)]
-        return self._exchange("alltoall", call, rows, parts)
+        return self._exchange("alltoall", call, rows, split(rows, send_splits))
 
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         return self._exchange("gather", call, rows, [rows] * self.size)
@@ -344,11 +342,11 @@ class LocalCommunicator(Communicator):
         counts[self.rank] = len(parts[self.rank])
         for peer, signal in signals.items():
             counts[peer] = num_rows_of(signal.packed)
-        ends = split_offsets(counts).tolist()
-        received = np.empty((ends[-1], rows.shape[1]), rows.dtype)
-        received[ends[self.rank] : ends[self.rank + 1]] = parts[self.rank]
+        received = np.empty((counts.sum(), rows.shape[1]), rows.dtype)
+        into = split(received, counts)
+        into[self.rank][:] = parts[self.rank]
         for peer, signal in signals.items():
-            self._boxes.take(self.turn, peer, signal, received[ends[peer] : ends[peer + 1]])
+            self._boxes.take(self.turn, peer, signal, into[peer])
         return Gathered(received, counts)
 
     def _receive_all(self, kind: str) -> dict[int, Signal]:
@@ -430,9 +428,7 @@ class HostsCommunicator(Communicator):
         super().disconnect()
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
-        ends = split_offsets(send_splits).tolist()
-        parts = [rows[start:end] for start, end in itertools.pairwise(ends)]
-        return self._exchange(call, rows, parts, same=False)
+        return self._exchange(call, rows, split(rows, send_splits), same=False)
 
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         return self._exchange(call, rows, [rows] * self.size, same=True)
@@ -472,10 +468,9 @@ class HostsCommunicator(Communicator):
         counts[self.rank] = len(parts[self.rank])
         for peer, signal in signals.items():
             counts[peer] = num_rows_of(signal.packed)
-        ends = split_offsets(counts).tolist()
-        received = np.empty((ends[-1], rows.shape[1]), rows.dtype)
-        for rank, from_far in enumerate(far.by_rank()):
-            part = received[ends[rank] : ends[rank + 1]]
+        received = np.empty((counts.sum(), rows.shape[1]), rows.dtype)
+        of_ranks = zip(split(received, counts), far.by_rank(), strict=True)
+        for rank, (part, from_far) in enumerate(of_ranks):
             if rank == self.rank:
                 part[:] = parts[rank]
             elif rank in signals:

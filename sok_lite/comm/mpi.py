@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sok_lite.backend.ragged import split_offsets
 from sok_lite.comm.header import FAREWELL, HEADER_BYTES, disagreement, notes_of, num_rows_of
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
 
 _MAX_MPI_COUNT = 2**31 - 1
 _NO_ROWS = np.empty((0, 1), np.uint8)

@@ -5,21 +5,17 @@ Rows go in and rows come out, as NumPy arrays. A transport supplies two primitiv
 result is the same, bit for bit, on every rank and over every transport.
 """
 
-import itertools
 import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+from sok_lite.backend.ragged import split
 from sok_lite.comm.header import LONGEST_CALL, Header, Notes
-
-if TYPE_CHECKING:
-    from sok_lite.comm.gpu_transport import GpuTransport
-
 
 # One line per collective on standard error; the way to see which rank is ahead in a deadlock.
 TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
@@ -33,7 +29,6 @@ _SUPPORTED = frozenset(
         *("float16", "float32", "float64"),
     )
 )
-_FEW = 256  # splits that Python adds faster than NumPy begins to
 
 T = TypeVar("T")
 
@@ -54,23 +49,13 @@ class Gathered(NamedTuple):
 
     def by_rank(self) -> list[np.ndarray]:
         """Returns the rows of each rank, views of `rows`."""
-        ends = split_offsets(self.recv_splits).tolist()
-        return [self.rows[start:end] for start, end in itertools.pairwise(ends)]
+        return split(self.rows, self.recv_splits)
 
     def like(self, array: np.ndarray) -> "Gathered":
         """Returns rows that were `_flat` in the trailing shape and dtype of an array."""
         shape = (self.rows.shape[0], *array.shape[1:])
         rows = np.empty(shape, array.dtype) if 0 in shape[1:] else self.rows.reshape(shape)
         return Gathered(rows, self.recv_splits)
-
-
-def split_offsets(splits: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Returns (size + 1,) int64: where each rank's rows start, and the end of the last."""
-    if type(splits) is np.ndarray and splits.size > _FEW:
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(splits, dtype=np.int64)])
-    # NumPy takes longer to begin than Python to add so few.
-    numbers = splits.tolist() if type(splits) is np.ndarray else splits
-    return np.array(list(itertools.accumulate(numbers, initial=0)), np.int64)
 
 
 class CommunicatorError(RuntimeError):
@@ -120,7 +105,7 @@ class Communicator(ABC):
         self.local_rank = local_rank
         self.turn = 0
         self.notes = Notes()
-        self.gpu_transport: GpuTransport | None = None
+        self.gpu_transport: Any = None  # a GpuTransport, which is made of a communicator
         self._process = os.getpid()
         self._failure: str | None = None
         # Two collectives of one rank at once would take each other's messages.

@@ -13,14 +13,9 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from sok_lite.backend.ragged import split
 from sok_lite.comm.header import FAREWELL, advice
-from sok_lite.comm.protocol import (
-    Communicator,
-    CommunicatorError,
-    Gathered,
-    JobAborted,
-    split_offsets,
-)
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, JobAborted
 
 T = TypeVar("T")
 
@@ -113,9 +108,8 @@ class ThreadsCommunicator(Communicator):
         self._world.leave(self.rank)
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
-        ends = split_offsets(send_splits)
         # A copy: the sender may write to its rows again before the last receiver has read them.
-        mine = [rows[ends[r] : ends[r + 1]].copy() for r in range(self.size)]
+        mine = [part.copy() for part in split(rows, send_splits)]
         everyone = self._meet(f"{call} {rows.dtype}(n, {rows.shape[1]})", mine)
         return _gathered([parts[self.rank] for parts in everyone])
 

@@ -60,7 +60,7 @@ def DynamicEmbeddingOptimizer(
 know_api(API, DynamicEmbeddingOptimizer)
 
 
-# A checkpoint of the optimizer asks as well, and is told of no states: bridge/optimizers/shown.py
+# A checkpoint of the optimizer asks as well, and is told of no states: bridge/optimizers/slots.py
 # knows it by the frames, so that no other may lie in between, such as one of AutoGraph's.
 def get_slot(self: Any, var: Any, name: str) -> Any:
     """Returns a slot of a variable; of a trainable the state of its variable's rows.

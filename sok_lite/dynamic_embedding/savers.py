@@ -31,11 +31,10 @@ from sok_lite.engine.files.key_value_files import (
     write_states,
 )
 from sok_lite.engine.files.key_value_names import ShardPlace, find_places, group_sizes
-from sok_lite.engine.table.content import Content, restore
-from sok_lite.engine.table.content_parts import concatenate, owned_by
+from sok_lite.engine.table.content import Content, concatenate, owned_by
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.named_arrays import from_named_arrays
-from sok_lite.engine.table.state_columns import columns_of
+from sok_lite.engine.table.named_arrays import columns_of, from_named_arrays
+from sok_lite.engine.table.restore import restore
 
 _TEXTS = ("facts", "state_columns")  # of the arrays that files of states have
 

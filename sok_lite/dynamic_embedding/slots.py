@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.optimizer_states import SlotView
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
-from sok_lite.bridge.optimizers.shown import view_of
-from sok_lite.bridge.optimizers.slots import own_names
-from sok_lite.bridge.slot import SlotView
-from sok_lite.engine.rows.state_owner import owned
+from sok_lite.bridge.optimizers.slots import own_names, view_of
+from sok_lite.engine.optimizer_states import owned
 from sok_lite.engine.table.exclusive import alone
 
 
@@ -85,7 +84,7 @@ class SlotVariable:
 def slots_of(params: Any, optimizer: Any) -> list[SlotVariable]:
     """Returns the states that an optimizer keeps of a variable; [] where it has trained none."""
     table = params.rows.table
-    if not alone(table, lambda: bool(owned(table.store.state_groups, optimizer))):
+    if not alone(table, lambda: bool(owned(table.store, optimizer))):
         return []
     family = family_of(optimizer)
     names = own_names(settings_of(optimizer, family), family)

@@ -13,7 +13,6 @@ then. Only a table that was restored since, or is new here, is looked through on
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -22,12 +21,11 @@ from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.gathered_update import Gathered, GatheredStep, Stepped
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.rows.state_owner import Kinds
+from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.rows.store import RowStore
-from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.export import chosen
-from sok_lite.engine.update import NonFiniteGradientError, merged
+from sok_lite.engine.update import Change, HeldStep, NonFiniteGradientError, StepOptions, merged
 from sok_lite.engine.update_rows import Update, summed
 
 _SUM, _STEP = "gradient_accumulator", "accumulated_step"
@@ -43,7 +41,7 @@ class Accumulator:
             weakref.WeakKeyDictionary()
         )
 
-    def add(self, updates: Sequence[Update], options: StepOptions) -> HeldStep[Any]:
+    def add(self, updates: Sequence[Update], options: StepOptions) -> HeldStep:
         """Returns a step that adds gradients to what their rows have, and changes nothing else.
 
         It raises what UpdateStep does. With on_nonfinite="error" the sums must be finite too: else
@@ -140,7 +138,7 @@ def _is_of_step(table: EmbeddingTable, column: str, number: int, rows: Array) ->
     return (table.store.read(rows, column) == _as_state(table, number)).all(axis=1)
 
 
-class AccumulatedStep(HeldStep[Any]):
+class AccumulatedStep(HeldStep):
     """A step by the mean of its gradients and of those of the batches before.
 
     Args:
@@ -149,22 +147,20 @@ class AccumulatedStep(HeldStep[Any]):
       batches: how many there are.
     """
 
-    def __init__(self, step: HeldStep[Any], accumulator: Accumulator, batches: int) -> None:
+    def __init__(self, step: HeldStep, accumulator: Accumulator, batches: int) -> None:
         super().__init__(step.updates, step.options)
         self._step, self._accumulator, self._batches = step, accumulator, batches
-        self._forgetting: list[list[Launch]] = []
 
-    def get_ready(self, is_whole: bool) -> Any:
-        total, self._forgetting = self._accumulator.with_waiting(
-            merged(self.updates), self.options.number
-        )
+    def get_ready(self, is_whole: bool) -> Change:
+        updates, number = merged(self.updates), self.options.number
+        total, forgetting = self._accumulator.with_waiting(updates, number)
         batches = np.float32(self._batches)
         self._step.updates = [each._replace(grads=each.grads / batches) for each in total]
-        return self._step.get_ready(is_whole)
+        change = self._step.get_ready(is_whole)
 
-    def take(self, ready: Any) -> None:
-        self._step.take(ready)
-        launch_all(*self._forgetting)
+        def change_and_forget() -> Sequence[EmbeddingTable]:
+            tables = change()
+            launch_all(*forgetting)
+            return tables
 
-    def report(self, ready: Any) -> None:
-        self._step.report(ready)
+        return change_and_forget

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.backend.ragged import split, split_offsets
 from sok_lite.engine.dtypes import KeyDtype, RowDtype
 from sok_lite.engine.owner import OwnerRule
-from sok_lite.engine.segments import cut
 
 
 class ShardedTable(Protocol):
@@ -99,7 +98,7 @@ class Batch(NamedTuple):
 
     def splits_of_parts(self) -> list[Array]:
         """Returns the row splits of each part, (its rows + 1,) int64."""
-        return cut(self.row_splits, [n + 1 for n in self.layout.num_rows])
+        return split(self.row_splits, [n + 1 for n in self.layout.num_rows])
 
     def check_splits(self) -> None:
         """Raises ValueError where row splits do not fit the keys. On a GPU it waits."""

@@ -1,18 +1,105 @@
-"""Pools the rows of a batch, and sends its gradients to the owners of the keys."""
+"""A pooled batch: its keys go to their owners, their rows are pooled, its gradients go back."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32
+from sok_lite.backend.base import F32, Work
 from sok_lite.backend.launches import Launch, launch_all
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.backend.ragged import Allocate, contiguous, new_results, split, split_offsets
+from sok_lite.comm import Communicator
+from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch, ShardedTable
-from sok_lite.engine.pooling import coefficients_of, combine_launch, combine_weight_grad_launch
-from sok_lite.engine.pooling_context import PoolingContext
-from sok_lite.engine.results import Allocate, contiguous, new_results
-from sok_lite.engine.segments import Terms, cut, group, segment_sums
-from sok_lite.engine.sent_gradients import send_sums
-from sok_lite.engine.sent_keys import SentKeys
+from sok_lite.engine.dedup import dedup
+from sok_lite.engine.exchange import Route, send_grads, send_keys
+from sok_lite.engine.failure import shared_failure
+from sok_lite.engine.pooling import (
+    coefficients_of,
+    combine_launch,
+    combine_weight_grad_launch,
+    wrong_splits,
+)
+from sok_lite.engine.segments import Terms, group, segment_sums
+
+
+class SentKeys(NamedTuple):
+    """Keys that were sent to their owners.
+
+    Attributes:
+      route: how they were sent; rows and gradients follow it.
+      inverse: (items,) int32, the number of the key of each item among the distinct keys that this
+        rank sent, numbered over all parts.
+      received: (m,) int64, the keys that this rank received, part by part; they may repeat.
+    """
+
+    route: Route
+    inverse: Array
+    received: Array
+
+
+def send(
+    backend: Backend, comm: Communicator, batch: Batch, tag: int, check: Check | None = None
+) -> SentKeys:
+    """Sends the keys of a batch to their owners. Every rank must call it.
+
+    Args:
+      tag: number of the call, equal on all ranks; if another rank has another one, all raise.
+      check: tells whether the keys may be sent; None: they may if the row splits fit.
+
+    Raises:
+      ValueError: row splits do not fit; or whatever the check raises. The other ranks raise a
+        CommunicatorError with the reason.
+    """
+    with shared_failure(comm):
+        if check is None:
+            count = wrong_splits(backend, batch.splits_of_parts(), batch.layout.sizes)
+            check = Check(count, batch.check_splits)
+        distinct = dedup(backend, batch.keys, batch.layout.begin)
+    received, route = send_keys(
+        backend,
+        comm,
+        distinct.keys,
+        distinct.sizes,
+        [table.key_dtype for table in batch.tables],
+        [table.owner for table in batch.tables],
+        tag=tag,
+        check=check,
+    )
+    return SentKeys(route, distinct.inverse, received)
+
+
+class PoolingContext(NamedTuple):
+    """How rows were pooled and keys were sent. Parts lie one after another in its arrays.
+
+    Attributes:
+      route: how the keys were sent to their owners.
+      numbers: (2, num_parts) int64, on the host: items and rows of each part of this rank's batch.
+      row_splits: (rows + num_parts,) int64, those of all parts, each of which begins with 0.
+      inverse: (items,) int32, the number of the key of each item among those that this rank sent,
+        over all parts; None on one rank, where no key is sent.
+      sources: of each part with weights (u, dim), the rows of the keys that this rank sent, or, on
+        one rank, (n, dim), the rows of its items; None of the others.
+    """
+
+    route: Route
+    numbers: np.ndarray
+    row_splits: Array
+    inverse: Array | None
+    sources: list[Array | None]
+
+    @staticmethod
+    def of(
+        route: Route, batch: Batch, inverse: Array | None, sources: list[Array | None]
+    ) -> "PoolingContext":
+        """Returns the context of a batch."""
+        numbers = np.array([batch.layout.sizes, batch.layout.num_rows], np.int64)
+        return PoolingContext(route, numbers, batch.row_splits, inverse, sources)
+
+    def splits_of_parts(self) -> list[Array]:
+        """Returns the row splits of each part, (its rows + 1,) int64."""
+        return split(self.row_splits, self.numbers[1] + 1)
 
 
 def pool(
@@ -34,7 +121,7 @@ def pool(
     Returns:
       (batch, dim) float32 per part.
     """
-    inverses, splits = cut(inverse, batch.layout.sizes), batch.splits_of_parts()
+    inverses, splits = split(inverse, batch.layout.sizes), batch.splits_of_parts()
     pooled = new_results(backend, batch.layout.shapes, allocate)
     launches = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
@@ -103,6 +190,45 @@ def gradients_at_owners(
     return terms, weight_grads
 
 
+def send_sums(
+    backend: Backend, tables: Sequence[ShardedTable], route: Route, sums: Sequence[Array]
+) -> list[Array]:
+    """Sends the gradients of a lookup to the owners of their keys. Every rank must call it.
+
+    Those of a table that `rounds_gradients` are sent as bfloat16, each rounded to nearest even,
+    also to this rank itself: so a gradient is the same whichever rank owns its key.
+
+    Args:
+      tables: of each part.
+      route: of the keys of the lookup.
+      sums: of each part (u, dim) float32, one row per key that this rank sent.
+
+    Returns:
+      Of each part (m, dim) float32, one row per key that this rank received; not summed over ranks.
+
+    Raises:
+      CommunicatorError: a rank has died, or is in another exchange or lookup, or has gradients of
+        other formats; on every rank.
+    """
+    rounded = [i for i, table in enumerate(tables) if table.rounds_gradients]
+    sent = list(sums)
+    for i in rounded:
+        sent[i] = backend.xp.empty(sums[i].shape, np.uint16)
+    _convert(backend, "sent_gradients_round", [(sums[i], sent[i]) for i in rounded])
+    received = send_grads(route, sent)
+    arrived = list(received)
+    for i in rounded:
+        arrived[i] = backend.xp.empty(received[i].shape, np.float32)
+    _convert(backend, "sent_gradients_widen", [(received[i], arrived[i]) for i in rounded])
+    return arrived
+
+
+def _convert(backend: Backend, kernel: str, arrays: Sequence[tuple[Array, Array]]) -> None:
+    """Writes the elements of arrays into others, all in one launch."""
+    parts = [Work(source.size, (source, out, source.size)) for source, out in arrays]
+    backend.launch_parts(kernel, parts)
+
+
 def _weight_grads(
     backend: Backend,
     parts: Sequence[tuple[ShardedTable, Array | None, str]],
@@ -116,7 +242,7 @@ def _weight_grads(
     results: list[Array | None] = [None] * n
     inverses, starts = [None] * n, [0] * n
     if pooling.inverse is not None:
-        inverses = cut(pooling.inverse, pooling.numbers[0])
+        inverses = split(pooling.inverse, pooling.numbers[0])
         starts = split_offsets(pooling.route.num_sent).tolist()
     for i, (_, weights, combiner) in enumerate(parts):
         if weights is not None:

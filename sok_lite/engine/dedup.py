@@ -12,7 +12,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.backend.ragged import split_offsets
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.segments import Groups, group
 from sok_lite.engine.sort import Sort, Tiles

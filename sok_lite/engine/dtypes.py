@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from sok_lite.backend import Array
+from sok_lite.backend.base import Array, as_words
 
 
 class RowDtype(NamedTuple):
@@ -371,16 +371,6 @@ def as_float(number: Any) -> float:
         return float(number)
     except OverflowError:
         return float("inf") if number > 0 else float("-inf")
-
-
-def as_words(array: Array) -> tuple[str, Array]:
-    """Returns an array as unsigned integers of its width, for kernels that only copy elements.
-
-    Returns:
-      (what ends the kernel's name, "u8", "u16", "u32" or "u64"; the view).
-    """
-    bits = 8 * array.dtype.itemsize
-    return f"u{bits}", array.view(f"uint{bits}")
 
 
 def float32_to_bfloat16(xp: Any, values: Array) -> Array:

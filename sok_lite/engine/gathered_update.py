@@ -7,23 +7,23 @@ is called, and stay if it raises.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.ragged import split
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.row_step import count_nonfinite_launch
-from sok_lite.engine.rows.state_owner import Kinds, States
+from sok_lite.engine.optimizers.rule import count_nonfinite_launch
+from sok_lite.engine.rows.column import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW, RowStore
-from sok_lite.engine.segments import cut
-from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest
-from sok_lite.engine.update import merged, raise_if_nonfinite
+from sok_lite.engine.update import Change, HeldStep, StepOptions, merged, raise_if_nonfinite
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
@@ -68,7 +68,7 @@ class Stepped(NamedTuple):
 StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Callable[[], None] | None]]
 
 
-class GatheredStep(HeldStep["_Computed | None"]):
+class GatheredStep(HeldStep):
     """One step of all tables by a function of rows and states.
 
     Args:
@@ -93,10 +93,10 @@ class GatheredStep(HeldStep["_Computed | None"]):
         super().__init__(updates, options)
         self._kinds, self._function = kinds, function
 
-    def get_ready(self, is_whole: bool) -> "_Computed | None":
+    def get_ready(self, is_whole: bool) -> Change:
         updates, options = merged(self.updates), self.options
         if not updates:
-            return None
+            return tuple
         # The function may raise, and then all is as it was.
         by_row = resolve_rows(updates, marks=False)
         if options.rank_info is not None:
@@ -109,12 +109,26 @@ class GatheredStep(HeldStep["_Computed | None"]):
         with_rows = list(map(_without_missing, _with_rows_inserted(by_row)))
         stepped, note = self._function(list(map(_gather, with_rows, states)))
         refused = [(each.table, each.table.refused) for each in by_row if each.inserts]
-        return _Computed(by_row, with_rows, states, stepped, note, refused)
+        return partial(self._change, by_row, with_rows, states, stepped, note, refused)
 
-    def take(self, ready: "_Computed | None") -> None:
-        if ready is None:
-            return
-        by_row, with_rows, states, stepped, note, _ = ready
+    def _change(
+        self,
+        by_row: Sequence[ResolvedUpdate],
+        with_rows: Sequence[ResolvedUpdate],
+        states: Sequence[States],
+        stepped: Sequence[Stepped],
+        note: Callable[[], None] | None,
+        refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]],
+    ) -> list[EmbeddingTable]:
+        """Writes a step that has been computed.
+
+        Args:
+          by_row: the keys, rows and gradients as they were before keys were inserted.
+          with_rows: the updates without the keys that have no row.
+          states: of each table, the columns to write to.
+          stepped, note: the results of the function.
+          refused: of each table that has inserted keys, how many it refused.
+        """
         touch(by_row)
         launches = []
         num_nonfinite = self.options.num_nonfinite
@@ -130,30 +144,9 @@ class GatheredStep(HeldStep["_Computed | None"]):
                 each.table.counters.not_updated += each.num_without_row
         if note is not None:
             note()
-
-    def report(self, ready: "_Computed | None") -> None:
-        for table, count in () if ready is None else ready.refused:
+        for table, count in refused:
             table.refused = count  # of the insertion, which may have been another call
-            table.report_refused()
-
-
-class _Computed(NamedTuple):
-    """A step that has been computed and not been written yet.
-
-    Attributes:
-      resolved: the keys, rows and gradients as they were before keys were inserted.
-      with_rows: the updates without the keys that have no row.
-      states: of each table, the columns to write to.
-      stepped, note: the results of the function.
-      refused: of each table that has inserted keys, how many it refused.
-    """
-
-    resolved: Sequence[ResolvedUpdate]
-    with_rows: Sequence[ResolvedUpdate]
-    states: Sequence[States]
-    stepped: Sequence[Stepped]
-    note: Callable[[], None] | None
-    refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]]
+        return [table for table, _ in refused]
 
 
 def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedUpdate]:
@@ -167,7 +160,7 @@ def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedU
     pairs = zip(inserting, sizes, strict=True)
     requests = [LookupRequest(each.table, size, unique_keys=True) for each, size in pairs]
     num_without_row = look_up_batch(backend, keys, rows, requests, is_lookup=False)
-    inserted = map(_with_rows, inserting, cut(rows, sizes), num_without_row)
+    inserted = map(_with_rows, inserting, split(rows, sizes), num_without_row)
     return [next(inserted) if each.inserts else each for each in updates]
 
 

@@ -16,20 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.ragged import Allocate, Shape, gather_split, new_results, split, split_offsets
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.comm import Communicator
-from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned
+from sok_lite.engine.batch_pooling import PoolingContext, gradients_at_owners, pool_returned, send
 from sok_lite.engine.dedup import dedup_and_group
-from sok_lite.engine.exchange import return_rows
+from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
-from sok_lite.engine.pooling_context import PoolingContext
-from sok_lite.engine.results import Allocate, Shape, new_results
-from sok_lite.engine.route import Route
-from sok_lite.engine.segments import copy_apart, cut, segment_sums
-from sok_lite.engine.sent_keys import send
+from sok_lite.engine.segments import segment_sums
 from sok_lite.engine.table.find import WrongSplitsError
 from sok_lite.engine.table.last_gradient import note_gradients
 
@@ -202,8 +198,8 @@ def backward(
     sums, copies = (None, None) if allocate is None else allocate(sizes)
     sums = segment_sums(backend, groups, terms, sums)
     if copies is not None:
-        copy_apart(backend, context.keys, distinct.first, sizes, copies)
-    keys, rows = cut(distinct.keys, sizes), cut(distinct.rows, sizes)
+        gather_split(backend, context.keys, distinct.first, sizes, copies)
+    keys, rows = split(distinct.keys, sizes), split(distinct.rows, sizes)
     tables, route = [table for table, _, _ in parts], context.pooling.route
     # Of several ranks native code takes no gradient.
     is_native = route.comm.size == 1 and all(

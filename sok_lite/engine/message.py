@@ -11,8 +11,9 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
+from sok_lite.backend.ragged import split_offsets
 from sok_lite.comm.gpu_transport import no_lookup, other_lookup
-from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError
 from sok_lite.engine.failure import reason_in
 
 # A message of rows is sent as rows of two int64: what transports count are these.

@@ -1,4 +1,4 @@
-"""Acquires the states of a table that the step of an optimizer works on: its own states.
+"""The optimizer states of a table: which optimizer works on which, and what they are called.
 
 The first step of an optimizer on a table makes states for it, or takes over free ones that fit,
 such as those of a checkpoint. Several optimizers each have their own, also under equal names. The
@@ -6,29 +6,48 @@ states of an optimizer that is gone are dropped with the next step of any, with 
 at the latest. If a restore gave states to an optimizer that has taken no step since, another one
 gets a copy: it may be the optimizer of the checkpoint, made again, while the program still refers
 to the old one.
+
+Whose a state is says its column (engine/rows/column.py). A program lists, renames and drops states
+by the names of their columns; `EmbeddingTable.read_state`, `assign_state` and `export` read and
+write their values by these.
 """
 
 import gc
+import warnings
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sok_lite.backend.uninterrupted import uninterrupted
-from sok_lite.engine.rows.state_owner import (
-    Kinds,
-    StateOwner,
-    States,
-    fitting,
-    orphaned,
-    owned,
-    restored,
-    warn_if_several_fit,
-)
-from sok_lite.engine.rows.states import copy_states, drop_states, give_states
+from sok_lite.engine.rows.column import Column, Kinds, StateOwner, States, kinds_of
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import forget
-from sok_lite.engine.table.exclusive import changing_alone
+from sok_lite.engine.table.exclusive import alone, changing_alone
+
+_PIECE = 1 << 16  # rows that are copied at once
+
+
+class State(NamedTuple):
+    """An optimizer state of a table, in memory or saved.
+
+    Attributes:
+      name, dim, initial: the optimizer's name for it, elements of a row, of a new row.
+      rows: what has them: its Column; (n, dim) float32, those of n keys; or what a caller says.
+      group: the states of one optimizer have a number of their own; None: nobody knows what
+        belongs together, as in old checkpoints.
+    """
+
+    name: str
+    dim: int
+    initial: float
+    rows: Any
+    group: int | None = None
+
+
+# ---- the states that a step works on -------------------------------------------------------------
 
 
 def acquire_states(
@@ -76,7 +95,7 @@ def _acquire(
 ) -> list[States]:
     requests, taken = list(zip(tables, kinds, optimizers, strict=True)), list[States | None]()
     for table, its_kinds, optimizer in requests:
-        states = owned(table.store.state_groups, optimizer)
+        states = owned(table.store, optimizer)
         if states is not None:
             _keep(table.store, states)
         if states is None or not its_kinds.keys() <= states.keys():
@@ -93,37 +112,6 @@ def _acquire(
     ]
 
 
-def drop_orphaned_states(table: EmbeddingTable) -> None:
-    """Frees the memory of states whose optimizer is gone. Hold `table.lock`."""
-    if table.is_changing:
-        return  # a signal handler saves the table in the midst of a change
-    if _num_optimizers(table.store) > 1:
-        _collect()
-    _drop_orphaned_states(table.store)
-
-
-def settle_states(table: EmbeddingTable) -> None:
-    """Has states that a restore brought go to no other optimizer than those which have them by now.
-
-    What no living optimizer has is dropped. An optimizer that is new begins anew.
-    """
-    changing_alone(table, lambda: _settle(table.store))
-
-
-def _settle(store: RowStore) -> None:
-    free = [
-        column
-        for owner, states in store.state_groups.items()
-        if owner is None or owner.optimizer is None
-        for column in states.values()
-    ]
-    for owner, states in store.state_groups.items():
-        if owner is not None and owner.optimizer is not None:
-            _keep(store, states)
-    if free:
-        drop_states(store, free)
-
-
 def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
     """Returns the states that the next step of an optimizer will work on; changes nothing.
 
@@ -134,17 +122,74 @@ def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
     Returns:
       None where that step would make some.
     """
-    own = owned(store.state_groups, optimizer)
+    own = owned(store, optimizer)
     if own is None:
-        return fitting(store.state_groups, kinds) if kinds else {}
+        return fitting(store, kinds) if kinds else {}
     return own if kinds.keys() <= own.keys() else None
+
+
+def owned(store: RowStore, optimizer: Any) -> States | None:
+    """Returns the states that an optimizer owns; None: it owns none."""
+    if optimizer is not None:
+        for owner, states in store.state_groups.items():
+            if owner is not None and owner.optimizer is optimizer:
+                return states
+    return None
+
+
+def fitting(store: RowStore, kinds: Kinds) -> States | None:
+    """Returns the first free states that an optimizer can take over; None: there are none."""
+    return next(_all_fitting(store, kinds), None)
+
+
+def _all_fitting(store: RowStore, kinds: Kinds) -> Iterator[States]:
+    """Yields free states that an optimizer can take over.
+
+    States of one owner must be all the states of the optimizer: Ftrl has an `accumulator` as
+    Adagrad does, with another meaning. Of free states without an owner, as from old checkpoints,
+    some are enough.
+    """
+    for owner, states in store.state_groups.items():
+        if owner is not None and not owner.is_free:
+            continue
+        found = kinds_of(states)
+        if owner is None:
+            found = {name: kind for name, kind in found.items() if name in kinds}
+        if found == kinds:
+            yield {name: states[name] for name in kinds}
+
+
+def warn_if_several_fit(table_name: str, store: RowStore, kinds: Kinds) -> None:
+    """Warns if free states of several optimizers fit, and names those that are taken over."""
+    found = list(_all_fitting(store, kinds))
+    if len(found) > 1:
+        names = "; ".join(
+            ", ".join(repr(column.name) for column in states.values()) for states in found
+        )
+        warnings.warn(
+            f"The checkpoint of table {table_name!r} has the states of {len(found)} optimizers "
+            f"that fit the one which trains it now: {names}. It takes the first, those of the "
+            "optimizer that trained the table first. If it should have others, drop or rename "
+            "these first: see optimizer_states().",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def restored(store: RowStore, kinds: Kinds) -> list[States]:
+    """Returns states of these kinds that a restore gave to an optimizer which has not used them."""
+    return [
+        states
+        for owner, states in store.state_groups.items()
+        if owner is not None and owner.is_restored and kinds_of(states) == kinds
+    ]
 
 
 def _taken_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States | None:
     store = table.store
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
-        warn_if_several_fit(table.name, store.state_groups, kinds)
+        warn_if_several_fit(table.name, store, kinds)
         with uninterrupted():
             give_states(store, states.values(), StateOwner.of(optimizer))
     return states
@@ -153,8 +198,8 @@ def _taken_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States |
 def _make(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States:
     store = table.store
     # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
-    own = owned(store.state_groups, optimizer) or {}
-    others = [] if own or optimizer is None else restored(store.state_groups, kinds)
+    own = owned(store, optimizer) or {}
+    others = [] if own or optimizer is None else restored(store, kinds)
     if others:
         return _copy(table, kinds, optimizer, others[0])
     owner = next((column.owner for column in own.values()), None) or StateOwner.of(optimizer)
@@ -179,11 +224,56 @@ def _copy(table: EmbeddingTable, kinds: Kinds, optimizer: Any, others: States) -
     return {column.state: column for column in columns}
 
 
+def copy_states(store: RowStore, states: States, columns: Iterable[Column]) -> None:
+    """Writes the rows of states into columns that are called as they are, piece by piece."""
+    xp = store.backend.xp
+    for start in range(0, store.num_rows, _PIECE):
+        rows = xp.arange(start, min(start + _PIECE, store.num_rows), dtype=np.uint32)
+        for column in columns:
+            store.write(rows, store.read(rows, states[column.state].name), column.name)
+
+
+def give_states(store: RowStore, columns: Iterable[Column], owner: StateOwner) -> None:
+    """Makes an owner the owner of free states."""
+    for column in columns:
+        column.owner = owner
+    store.set_columns(store.columns)
+
+
 def _keep(store: RowStore, states: States) -> None:
     """Notes that states which a restore may have brought are no optimizer's but their own."""
     owner = next(iter(states.values())).owner
-    if owner.is_restored:
+    if owner is not None and owner.is_restored:
         give_states(store, states.values(), StateOwner(owner.reference))
+
+
+# ---- states that go ------------------------------------------------------------------------------
+
+
+def drop_orphaned_states(table: EmbeddingTable) -> None:
+    """Frees the memory of states whose optimizer is gone. Hold `table.lock`."""
+    if table.is_changing:
+        return  # a signal handler saves the table in the midst of a change
+    if _num_optimizers(table.store) > 1:
+        _collect()
+    _drop_orphaned_states(table.store)
+
+
+def settle_states(table: EmbeddingTable) -> None:
+    """Has states that a restore brought go to no other optimizer than those which have them by now.
+
+    What no living optimizer has is dropped. An optimizer that is new begins anew.
+    """
+    changing_alone(table, lambda: _settle(table.store))
+
+
+def _settle(store: RowStore) -> None:
+    free = [each.rows for each in numbered_states(store) if not each.rows.is_used]
+    for states in store.state_groups.values():
+        if next(iter(states.values())).is_used:
+            _keep(store, states)
+    if free:
+        drop_states(store, free)
 
 
 def _num_optimizers(store: RowStore) -> int:
@@ -199,6 +289,130 @@ def _collect() -> None:
 
 
 def _drop_orphaned_states(store: RowStore) -> None:
-    gone = orphaned(store.state_groups)
+    gone = [each.rows for each in numbered_states(store) if each.rows.is_gone]
     if gone:
         drop_states(store, gone)
+
+
+def drop_states(store: RowStore, columns: Sequence[Column]) -> None:
+    """Drops states that are not used any more, and frees their memory."""
+    gone = {column.name for column in columns}
+    left = {name: column for name, column in store.columns.items() if name not in gone}
+    if store.num_far_rows:
+        store.backend.synchronize()  # kernels that still use pinned memory
+    store.set_columns(left)
+    for column in columns:
+        column.discard()
+
+
+# ---- states by name ------------------------------------------------------------------------------
+
+
+def numbered_states(store: RowStore) -> list[State]:
+    """Returns every state with its column, group by group; those of no group come first."""
+    groups = store.state_groups
+    grouped = [groups.get(None, {}), *(groups[owner] for owner in groups if owner)]
+    return [
+        State(name, column.dim, float(column.initial), column, number or None)
+        for number, group in enumerate(grouped)
+        for name, column in group.items()
+    ]
+
+
+def named_states(table: EmbeddingTable) -> list[State]:
+    """Returns the states of a table with their columns, without those whose optimizer is gone.
+
+    The name of its column is unique in the table; `State.name` is that in its optimizer.
+    """
+    return alone(table, lambda: _alive(table.store))
+
+
+def num_bytes_of(table: EmbeddingTable, name: str) -> int:
+    """Returns the memory of a state in the rows that were handed out so far.
+
+    Raises:
+      ValueError: there is no such state.
+    """
+
+    def num_bytes() -> int:
+        store = table.store
+        num_rows = store.num_rows - store.numbers.num_returned
+        return num_rows * state_column(table, name).row_bytes
+
+    return alone(table, num_bytes)
+
+
+def is_used(table: EmbeddingTable, name: str) -> bool:
+    """Returns whether a state is that of a living optimizer.
+
+    Raises:
+      ValueError: there is no such state.
+    """
+    return alone(table, lambda: state_column(table, name).is_used)
+
+
+def state_column(table: EmbeddingTable, name: str) -> Column:
+    """Returns the column of a state. Hold the table.
+
+    Args:
+      name: of the column.
+
+    Raises:
+      ValueError: there is no such state.
+    """
+    columns = {each.rows.name: each.rows for each in _alive(table.store)}
+    if name not in columns:
+        has = ", ".join(map(repr, columns)) or "none"
+        raise ValueError(f"Table {table.name!r} has no optimizer state {name!r}. It has: {has}.")
+    return columns[name]
+
+
+def _alive(store: RowStore) -> list[State]:
+    return [each for each in numbered_states(store) if not each.rows.is_gone]
+
+
+def rename_state(table: EmbeddingTable, name: str, new_name: str) -> str:
+    """Renames a free state, so that an optimizer with a state of the new name may take it over.
+
+    Args:
+      name: of its column.
+      new_name: in its optimizer.
+
+    Returns:
+      The new name of its column: `new_name`, unless another state has it.
+
+    Raises:
+      ValueError: there is no such state, an optimizer uses it, another state of its group has the
+        new name, or the new name is not valid. Nothing has changed.
+    """
+    return changing_alone(table, lambda: _rename(table, name, new_name))
+
+
+def _rename(table: EmbeddingTable, name: str, new_name: str) -> str:
+    store, column = table.store, state_column(table, name)
+    if column.is_used:
+        raise ValueError(
+            f"State {name!r} of table {table.name!r} cannot be renamed: an optimizer uses it, by "
+            f"its name {column.state!r}. Rename it when the optimizer is gone, or after a load."
+        )
+    if not new_name or new_name == column.state:
+        raise ValueError(f"A state is renamed to another name. Received: {new_name!r}.")
+    if new_name in store.state_groups[column.owner]:
+        raise ValueError(
+            f"State {name!r} of table {table.name!r} belongs together with one that is called "
+            f"{new_name!r} already. Rename or drop that one first."
+        )
+    unused = store.unused_name(new_name)
+    columns = {unused if each is column else key: each for key, each in store.columns.items()}
+    column.name, column.state = unused, new_name
+    store.set_columns(columns)
+    return column.name
+
+
+def drop_state(table: EmbeddingTable, name: str) -> None:
+    """Drops a state and frees its memory. An optimizer that uses it makes a new one next.
+
+    Raises:
+      ValueError: there is no such state.
+    """
+    changing_alone(table, lambda: drop_states(table.store, [state_column(table, name)]))

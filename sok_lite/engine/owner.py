@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.ragged import items_of_tables, numbers_of_tables
 from sok_lite.engine.dtypes import KeyDtype, is_integer, key_dtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.segments import items_of_tables, numbers_of_tables
 
 
 class OwnerRule(ABC):

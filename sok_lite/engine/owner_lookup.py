@@ -8,9 +8,8 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import launch_all
+from sok_lite.backend.ragged import Shape, split
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.results import Shape
-from sok_lite.engine.segments import cut
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest, Output
@@ -67,7 +66,7 @@ class OwnerLookup:
             size = self._size_of(numbers)
             whole = self._tables[numbers[0]].store.output(size)
             requests.append(self._request(numbers, [Output(whole, 0, size)]))
-            pieces = cut(whole, [self.sizes[i] for i in numbers])
+            pieces = split(whole, [self.sizes[i] for i in numbers])
             for i, piece in zip(numbers, pieces, strict=True):
                 results[i] = piece
         self._look_up(requests, self._read_none)
@@ -140,7 +139,9 @@ class OwnerLookup:
         def found() -> None:
             num_without_row = look_up_batch(self._backend, keys, rows, requests, begun=begun)
             if not is_ordered:
-                found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
+                found_of = dict(
+                    zip(order, split(rows, [self.sizes[i] for i in order]), strict=True)
+                )
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
             self.row_epochs = [table.row_epoch for table in self._tables]
@@ -157,7 +158,7 @@ class OwnerLookup:
 
     def _reorder(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
         """Returns the pieces of an array, of those sizes, in another order."""
-        pieces = cut(array, sizes)
+        pieces = split(array, sizes)
         return self._backend.xp.concatenate([array[:0], *(pieces[i] for i in order)])
 
     def _read_none(self, _: Sequence[int]) -> None:
@@ -168,7 +169,7 @@ class OwnerLookup:
         batch = self._batch
         if not [weights for weights in batch.weights if weights is not None]:
             return
-        keys, rows, readings = cut(self.keys, self.sizes), cut(self.rows, self.sizes), []
+        keys, rows, readings = split(self.keys, self.sizes), split(self.rows, self.sizes), []
         for numbers, count in zip(self._numbers_of, num_without_row, strict=True):
             for i in numbers:
                 if batch.weights[i] is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
 from sok_lite.backend.launches import Launch
-from sok_lite.engine.segments import cut
+from sok_lite.backend.ragged import split
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
 _SPELLINGS = {
@@ -91,11 +91,11 @@ def coefficients_of(
       all 1).
     """
     xp = backend.xp
-    index = cut(xp.empty(sum(num_items), np.int32), num_items)
+    index = split(xp.empty(sum(num_items), np.int32), num_items)
     has_factors = [weights is not None or name != "sum" for weights, name in weighting]
     coefficients: list[Array | None] = [None] * len(index)
     if True in has_factors:
-        factors = cut(xp.empty(sum(num_items), np.float32), num_items)
+        factors = split(xp.empty(sum(num_items), np.float32), num_items)
         pairs = zip(factors, has_factors, strict=True)
         coefficients = [its if has else None for its, has in pairs]
     parts = []

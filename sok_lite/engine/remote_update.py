@@ -11,8 +11,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from sok_lite.engine.optimizers.rule import rule_step
-from sok_lite.engine.step import Step, StepOptions
-from sok_lite.engine.update import UpdateStep, make_states, merged
+from sok_lite.engine.update import Step, StepOptions, UpdateStep, make_states, merged
 from sok_lite.engine.update_rows import Update, summed
 
 

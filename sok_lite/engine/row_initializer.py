@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import as_words
 from sok_lite.backend.launches import Launch
-from sok_lite.engine.dtypes import RowDtype, as_words
+from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.store import RowStore
 
 

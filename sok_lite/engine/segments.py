@@ -4,18 +4,15 @@ The items of the tables lie one after another: `begin`, (T + 1,) on the host, ha
 each table. The number of launches does not depend on the number of tables.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
-from sok_lite.backend.launches import Launch, launch_all
-from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.dtypes import as_words
-from sok_lite.engine.results import new_results
+from sok_lite.backend.base import Work, as_words
+from sok_lite.backend.launches import Launch
+from sok_lite.backend.ragged import new_results, split_offsets
 from sok_lite.engine.sort import sort_items
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
@@ -56,46 +53,6 @@ class Terms(NamedTuple):
     sources: Sequence[Array]
     rows: Sequence[Array | None] | None = None
     weights: Sequence[Array | None] | None = None
-
-
-def numbers_of_tables(
-    backend: Backend, numbers: np.ndarray, sizes: Sequence[int] | np.ndarray
-) -> Array:
-    """Returns for each item the number of its table, (n,).
-
-    On a GPU they are made there, as int32: what is copied has no entry for each item.
-
-    Args:
-      numbers: (T,) integers on the host, which int32 can hold.
-      sizes: (T,) how many items each table has.
-    """
-    if backend.name == "cuda":
-        return _ascending(backend, numbers, np.asarray(sizes, np.int64), 0)
-    return np.repeat(numbers, sizes)
-
-
-def items_of_tables(backend: Backend, is_wanted: Sequence[bool], sizes: np.ndarray) -> Array:
-    """Returns the items of some tables, ascending, (m,) integers.
-
-    On a GPU they are made there.
-
-    Args:
-      is_wanted: (T,) whether a table is one of them.
-      sizes: (T,) int64 on the host, how many items each table has.
-    """
-    if backend.name == "cuda":
-        tables = np.flatnonzero(is_wanted)
-        return _ascending(backend, split_offsets(sizes)[tables], sizes[tables], 1)
-    return np.flatnonzero(np.repeat(is_wanted, sizes))
-
-
-def _ascending(backend: Backend, numbers: np.ndarray, sizes: np.ndarray, step: int) -> Array:
-    """Returns the number of each item's table, and `step` more for each item of it before."""
-    out = backend.xp.empty(int(sizes.sum()), np.int32)
-    of_tables = zip(numbers.tolist(), sizes.tolist(), cut(out, sizes), strict=True)
-    parts = [Work(size, (number, step, its, size)) for number, size, its in of_tables]
-    backend.launch_parts("table_numbers", parts)
-    return out
 
 
 def group(
@@ -198,41 +155,6 @@ def segment_sum(
     """
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
     return segment_sums(backend, groups, Terms([rows]))[0]
-
-
-def cut(array: Array, sizes: Sequence[int] | np.ndarray) -> list[Array]:
-    """Returns views of an array (n, ...), one after the other, of the given lengths."""
-    numbers = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
-    ends = itertools.accumulate(numbers, initial=0)
-    return [array[start:end] for start, end in itertools.pairwise(ends)]
-
-
-def copy_apart(
-    backend: Backend,
-    values: Array,
-    index: Array,
-    sizes: Sequence[int],
-    copies: Sequence[Array],
-) -> None:
-    """Copies some of the elements of an array, those of each table to an array of its own.
-
-    Args:
-      values: (n,) int64.
-      index: (m,) int32, which of them, those of each table after those of the one before.
-      sizes: how many each table has; they sum to m.
-      copies: of each table (its size,) integers of 64 bits or, for values that fit, of 32.
-    """
-    words = [as_words(copy) for copy in copies]
-    sources = {"u64": values.view(np.uint64)}
-    if "u32" in dict(words):
-        sources["u32"] = values.astype(np.int32).view(np.uint32)
-    of_tables = zip(words, cut(index, sizes), sizes, strict=True)
-    launch_all(
-        *(
-            [backend.prepared(f"dense_gather_{suffix}", size, sources[suffix], 1, its, out, size)]
-            for (suffix, out), its, size in of_tables
-        )
-    )
 
 
 def gather_launch(backend: Backend, x: Array, index: Array) -> tuple[Array, Launch]:

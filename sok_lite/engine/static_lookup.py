@@ -16,27 +16,30 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import launch_all
+from sok_lite.backend.ragged import (
+    Allocate,
+    gather_split,
+    new_results,
+    numbers_of_tables,
+    split,
+    split_offsets,
+)
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
-from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch, ShardedTable
-from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned
+from sok_lite.engine.batch_pooling import (
+    PoolingContext,
+    SentKeys,
+    gradients_at_owners,
+    pool,
+    pool_returned,
+    send,
+)
 from sok_lite.engine.dedup import dedup
-from sok_lite.engine.exchange import return_rows
+from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.pooling_context import PoolingContext
-from sok_lite.engine.results import Allocate, new_results
-from sok_lite.engine.route import Route
-from sok_lite.engine.segments import (
-    copy_apart,
-    cut,
-    gather_launch,
-    group,
-    numbers_of_tables,
-    segment_sums,
-)
-from sok_lite.engine.sent_keys import SentKeys, send
+from sok_lite.engine.segments import gather_launch, group, segment_sums
 from sok_lite.engine.static_table import StaticTable
 
 
@@ -147,7 +150,7 @@ def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Loca
     """
     tables = cast(list[StaticTable], batch.tables)
     with shared_failure(comm):
-        keys = cut(batch.keys, batch.layout.sizes)
+        keys = split(batch.keys, batch.layout.sizes)
         count = wrong_splits(backend, batch.splits_of_parts(), batch.layout.sizes)
         _count_outside(tables, keys, count)
         check = Check(count, partial(_refuse, batch, tables, keys))
@@ -164,7 +167,7 @@ def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Loca
 def copy_places(backend: Backend, located: Located, copies: Sequence[Array]) -> None:
     """Copies the places of each table to an array of its own, (its num_places,) int64."""
     index = backend.xp.arange(located.places.size, dtype=np.int32)
-    copy_apart(backend, located.places, index, located.num_places.tolist(), copies)
+    gather_split(backend, located.places, index, located.num_places.tolist(), copies)
 
 
 def forward(
@@ -189,11 +192,11 @@ def forward(
     if comm.size == 1:
         pooled = pool(backend, batch, rows, sent.number, [0] * len(rows), allocate)
         are_weighted = [weights is not None for weights in batch.weights]
-        sources = _rows_of_keys(backend, rows, cut(sent.number, batch.layout.sizes), are_weighted)
+        sources = _rows_of_keys(backend, rows, split(sent.number, batch.layout.sizes), are_weighted)
         return pooled, sent.context(batch, sources)
     assert sent.inverse is not None
     with failure_known_to_all(comm):
-        received = cut(sent.number, sent.route.num_received)
+        received = split(sent.number, sent.route.num_received)
         rows_of_keys = _rows_of_keys(backend, rows, received, [True] * len(rows))
         returned = return_rows(sent.route, cast(list[Array], rows_of_keys))
         # The others may come to the keys of the tables of the call that grow.

@@ -1,32 +1,41 @@
 """One optimizer step for rows of several tables: unique -> sum over duplicates -> update rule.
 
+A step has two halves: prepare, then commit. It may have other parts, such as that of dense
+variables. Its rows are prepared first: errors in them raise then, before anything has changed
+anywhere. The other parts follow, and then the change of the rows, which cannot be rejected any
+more.
+
 A key without a row gets one, as by a lookup of all keys of its table's update: it was erased or
 evicted since its own lookup, or never looked up, or refused. Insertions and the step of all tables
 are launched together. Keys that a table refuses are left out, and so is every key without a row if
 its table admits only some new keys; both are counted.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.base import F32
 from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.ragged import contiguous, split
 from sok_lite.backend.uninterrupted import uninterrupted
-from sok_lite.engine.foreign_keys import refuse_foreign_keys
+from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.row_step import RowStep, count_nonfinite_launch
-from sok_lite.engine.optimizers.rule import RuleStep, check_step, rule_step
-from sok_lite.engine.results import contiguous
-from sok_lite.engine.rows.state_owner import Kinds, States
+from sok_lite.engine.optimizers.rule import (
+    RowStep,
+    RuleStep,
+    check_step,
+    count_nonfinite_launch,
+    rule_step,
+)
+from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.segments import cut
-from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.exclusive import holding, holding_since, last_change
 from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest
 from sok_lite.engine.update_rows import (
@@ -37,9 +46,121 @@ from sok_lite.engine.update_rows import (
     touch,
 )
 
+# Changes the rows of a step, under the locks of its tables; returns those that have inserted keys.
+Change = Callable[[], Sequence[EmbeddingTable]]
+
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
     """A gradient has a NaN or an infinity and the program asked for an error."""
+
+
+class StepOptions(NamedTuple):
+    """The options of a step, beside its tables and gradients.
+
+    Attributes:
+      learning_rate: of this step, after any schedule.
+      number: of the step, 1 for the first.
+      on_nonfinite: "allow" or "error": whether a gradient with a NaN or an infinity raises.
+      stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
+        random bits depend on the table's seed and name, key, column and number alone.
+      num_nonfinite: (1,) int64, grows by the rows that had a gradient with a NaN or an infinity;
+        None: they are not reported.
+      rank_info: this rank among several: keys of the others are rejected; None: there are none.
+    """
+
+    learning_rate: float
+    number: int
+    on_nonfinite: str = "allow"
+    stochastic_rounding: bool = False
+    num_nonfinite: Array | None = None
+    rank_info: RankInfo | None = None
+
+
+class Step(Protocol):
+    """A step that is taken once. Either half raises the errors of the step."""
+
+    def prepare(self) -> None:
+        """Checks the step: raises its errors, and changes no row. It need not be called."""
+
+    def commit(self, note: Callable[[], None] | None = None) -> None:
+        """Takes the step.
+
+        Args:
+          note: called with the change of the rows: also where an error follows that says of a step
+            that it was taken, such as RefusedError.
+        """
+
+
+class HeldStep(ABC):
+    """A step that has the locks of its tables in each half, from the first read to the last write.
+
+    Between the halves it has none: a thread may hold a table that another rank waits for. What was
+    prepared is used if no table has changed meanwhile, and is prepared again otherwise.
+
+    Args:
+      updates: one per gradient. A table that comes several times is updated once.
+      options: of the step.
+
+    Attributes:
+      updates, options: the arguments.
+
+    Raises:
+      ValueError: `on_nonfinite` is neither "allow" nor "error".
+    """
+
+    def __init__(self, updates: Sequence[Update], options: StepOptions) -> None:
+        if options.on_nonfinite not in ("allow", "error"):
+            raise ValueError(
+                f"`on_nonfinite` must be 'allow' or 'error'. Received: {options.on_nonfinite!r}."
+            )
+        self.updates, self.options = updates, options
+        self._prepared: tuple[object, Change] | None = None
+
+    def prepare(self) -> None:
+        """Checks the step: raises its errors, and changes no row."""
+        holding(self._tables(), self._prepare)
+
+    def commit(self, note: Callable[[], None] | None = None) -> None:
+        """Takes the step.
+
+        Args:
+          note: called with the change of the rows.
+        """
+        tables, prepared = self._tables(), self._prepared
+        if prepared is None:
+            holding(tables, lambda: self._take(self.get_ready(is_whole=True), note))
+        else:
+            since, change = prepared
+            holding_since(tables, since, partial(self._take_prepared, change, note))
+
+    def _prepare(self) -> None:
+        change = self.get_ready(is_whole=False)
+        if self.updates:
+            self._prepared = last_change(self._tables()), change
+
+    def _tables(self) -> list[EmbeddingTable]:
+        return [update.table for update in self.updates]
+
+    def _take_prepared(
+        self, change: Change, note: Callable[[], None] | None, is_unchanged: bool
+    ) -> None:
+        self._take(change if is_unchanged else self.get_ready(is_whole=True), note)
+
+    def _take(self, change: Change, note: Callable[[], None] | None) -> None:
+        with uninterrupted():
+            tables = change()
+            if note is not None:
+                note()
+        for table in tables:
+            table.report_refused()
+
+    @abstractmethod
+    def get_ready(self, is_whole: bool) -> Change:
+        """Returns what changes the rows, under the locks of the tables.
+
+        Args:
+          is_whole: whether the step is taken at once, so that keys may count as seen already.
+        """
 
 
 def step_of(updates: Sequence[Update], options: StepOptions) -> Step:
@@ -89,7 +210,7 @@ class JoinedStep(Step):
             last.commit(note)
 
 
-class UpdateStep(HeldStep["list[_Ready] | None"]):
+class UpdateStep(HeldStep):
     """One step of all tables by their update rules.
 
     It waits for the device only where keys may repeat or have no row, or `on_nonfinite` is "error".
@@ -108,11 +229,11 @@ class UpdateStep(HeldStep["list[_Ready] | None"]):
         updated.
     """
 
-    def get_ready(self, is_whole: bool) -> "list[_Ready] | None":
+    def get_ready(self, is_whole: bool) -> Change:
         options, updates = self.options, merged(self.updates)
         if not updates:
             check_step(options.learning_rate, options.number)
-            return None
+            return tuple
         # Most steps have one rule, and most tables one dimension.
         steps: dict[int, RuleStep] = {}
         kinds: dict[tuple[int, int], Kinds] = {}
@@ -136,68 +257,61 @@ class UpdateStep(HeldStep["list[_Ready] | None"]):
             for each in by_row:
                 if each.inserts:
                     each.table.make_room(each.num_without_row)
-        rules = [steps[id(each.rule)] for each in updates]
-        return list(map(_Ready, by_row, states, rules))
+        steps_of_rows = [
+            RowStep(
+                *(its.table.store, its_states, steps[id(each.rule)], its.rows, its.grads),
+                (its.keys, its.table.table_seed) if options.stochastic_rounding else None,
+            )
+            for each, its, its_states in zip(updates, by_row, states, strict=True)
+        ]
+        return partial(self._change, list(zip(by_row, steps_of_rows, strict=True)))
 
-    def take(self, ready: "list[_Ready] | None") -> None:
-        if ready is None:
-            return
-        rounding, num_nonfinite = self.options.stochastic_rounding, self.options.num_nonfinite
+    def _change(self, pairs: Sequence[tuple[ResolvedUpdate, RowStep]]) -> list[EmbeddingTable]:
+        num_nonfinite = self.options.num_nonfinite
         if num_nonfinite is None:
-            num_nonfinite = ready[0].update.table.backend.xp.zeros(1, np.int64)
-        touch([each.update for each in ready])
-        new = [each for each in ready if each.update.inserts]
-        others = [each for each in ready if not each.update.inserts] if new else ready
+            num_nonfinite = pairs[0][0].table.backend.xp.zeros(1, np.int64)
+        touch([update for update, _ in pairs])
+        new = [pair for pair in pairs if pair[0].inserts]
+        others = [pair for pair in pairs if not pair[0].inserts] if new else pairs
         launches = [
-            [*mark_seen_launches(each.update), each.of_rows(rounding).launch(num_nonfinite)]
-            for each in others
+            [*mark_seen_launches(update), step.launch(num_nonfinite)] for update, step in others
         ]
         if new:
-            _insert(
-                [each.update for each in new],
-                [each.of_rows(rounding) for each in new],
-                num_nonfinite,
-                launches,
-            )
+            _insert(new, num_nonfinite, launches)
         else:
             launch_all(*launches)
-        for each in others:
-            each.update.table.counters.not_updated += each.update.num_without_row
-
-    def report(self, ready: "list[_Ready] | None") -> None:
-        for each in ready or ():
-            if each.update.inserts:
-                each.update.table.report_refused()
+        for update, _ in others:
+            update.table.counters.not_updated += update.num_without_row
+        return [update.table for update, _ in new]
 
 
 def _insert(
-    updates: Sequence[ResolvedUpdate],
-    steps: Sequence[RowStep],
+    pairs: Sequence[tuple[ResolvedUpdate, RowStep]],
     num_nonfinite: Array,
     others: Sequence[Sequence[Launch]],
 ) -> None:
     """Inserts the keys of updates that have no row, and takes each step once its keys have theirs.
 
     Args:
-      steps: of these updates, without row numbers yet.
+      pairs: updates and their steps, without row numbers yet.
       num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
       others: lists of launches that are made with the insertions.
     """
-    backend = updates[0].table.backend
-    keys = backend.xp.concatenate([each.keys for each in updates])
+    backend = pairs[0][0].table.backend
+    keys = backend.xp.concatenate([update.keys for update, _ in pairs])
     rows = backend.xp.empty(keys.size, np.uint32)
 
     def then(step: RowStep) -> list[Launch]:
         return [step.launch(num_nonfinite)]
 
-    of_updates = zip(updates, steps, cut(rows, [each.keys.size for each in updates]), strict=True)
+    rows_of_each = split(rows, [update.keys.size for update, _ in pairs])
     requests = [
         LookupRequest(
-            *(each.table, each.keys.size),
+            *(update.table, update.keys.size),
             unique_keys=True,
             then=partial(then, step._replace(rows=its_rows)),
         )
-        for each, step, its_rows in of_updates
+        for (update, step), its_rows in zip(pairs, rows_of_each, strict=True)
     ]
     look_up_batch(backend, keys, rows, requests, others, is_lookup=False)
 
@@ -209,26 +323,6 @@ def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimi
       MemoryError: there is none for the states of a table. Others may have theirs.
     """
     holding(tables, lambda: acquire_states(tables, kinds, [optimizer] * len(tables)))
-
-
-class _Ready(NamedTuple):
-    """The update of a table, ready to be made.
-
-    Attributes:
-      update: its keys, rows and gradients.
-      states: the state columns that the rule works on.
-      step: the rule in this step.
-    """
-
-    update: ResolvedUpdate
-    states: States
-    step: RuleStep
-
-    def of_rows(self, stochastic_rounding: bool) -> RowStep:
-        """Returns the step of the rows of the table's keys."""
-        table, keys, rows, grads, *_ = self.update
-        rounding = (keys, table.table_seed) if stochastic_rounding else None
-        return RowStep(table.store, self.states, self.step, rows, grads, rounding)
 
 
 # ---------------------------------------------------------------- arguments

@@ -21,10 +21,10 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch, launch_all
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.backend.ragged import split, split_offsets
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.segments import Terms, cut, group, segment_sums
+from sok_lite.engine.segments import Terms, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.find import find_and_mark_seen
 from sok_lite.engine.table.last_gradient import KnownRows
@@ -212,7 +212,7 @@ def _recall(
     if not sought:
         return []
     sizes = [len(each.update.keys) for each in sought]
-    results = cut(sought[0].update.table.backend.xp.empty(sum(sizes), np.uint32), sizes)
+    results = split(sought[0].update.table.backend.xp.empty(sum(sizes), np.uint32), sizes)
     launches = []
     for i, ((update, known), size, rows) in enumerate(zip(sought, sizes, results, strict=True)):
         table = update.table
@@ -255,5 +255,5 @@ def summed(updates: Sequence[Update]) -> Sequence[Update]:
         return updates  # distinct keys keep their order
     groups = group(backend, distinct.inverse, begin, distinct.starts)
     sums = segment_sums(backend, groups, Terms([each.grads for each in updates]))
-    of_each = zip(updates, cut(distinct.keys, distinct.sizes), sums, strict=True)
+    of_each = zip(updates, split(distinct.keys, distinct.sizes), sums, strict=True)
     return [each._replace(keys=its_keys, grads=its) for each, its_keys, its in of_each]

@@ -20,7 +20,7 @@ from sok_lite.bridge.job import communicator, other_ranks
 from sok_lite.bridge.keras import saving
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.optimizer_states import settle_states
-from sok_lite.engine.table.filling import NoRoomError
+from sok_lite.engine.table.restore import NoRoomError
 from sok_lite.engine.texts import settle
 
 # The start of the names of the arrays of one rank, where several ranks have saved.

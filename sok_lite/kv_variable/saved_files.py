@@ -14,8 +14,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.saveable import prefix_in_the_end
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import Content
-from sok_lite.engine.table.content_parts import concatenate, owned_by, owns
+from sok_lite.engine.table.content import Content, concatenate, owned_by, owns
 from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
 
 _RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")

@@ -17,9 +17,9 @@ from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import restore
-from sok_lite.engine.table.content_parts import select
+from sok_lite.engine.table.content import select
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.restore import restore
 from sok_lite.kv_variable.saved_files import PartPlace, Read, check_forms, places_of, ranks, read
 from sok_lite.kv_variable.saved_tensors import Facts, as_of_table, changed, encoded, taken
 from sok_lite.kv_variable.share import Share

@@ -38,11 +38,11 @@ import tensorflow as tf
 
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.json_text import parsed
+from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.admission import MOST_SIGHTINGS
-from sok_lite.engine.table.content import Content, take
-from sok_lite.engine.table.content_parts import concatenate, in_order, select
-from sok_lite.engine.table.state_columns import State, columns_of, side_by_side, states_of
+from sok_lite.engine.table.content import Content, concatenate, in_order, select, take
+from sok_lite.engine.table.named_arrays import columns_of, side_by_side, states_of
 from sok_lite.kv_variable.share import Share
 
 # Rows all of whose |elements| are below it are left out of `keys` and `values`.

@@ -289,26 +289,25 @@ class UpdatePlan(NamedTuple):
     decayed: bytes
     parts: tuple[UpdatePart, ...]
 
+    def note(self, number: int) -> None:
+        """Gives it to native code, for the next update of the call of a number.
 
-def plan_update(number: int, plan: UpdatePlan) -> None:
-    """Lets native code do the next update of an operation.
-
-    Args:
-      number: of its call, a `NativeCall`. Where that is gone nothing is done.
-    """
-    call = call_of(number)
-    if call is None:
-        return
-    driver, work = addressof(_driver_of(plan.backend)), addressof(plan.work.native)
-    numbers: list[int] = [driver, work, plan.num_nonfinite, plan.taken, plan.rule]
-    settings, undecayed, decayed = map(_words, (plan.settings, plan.undecayed, plan.decayed))
-    numbers += [len(settings), *settings, *plan.counting]
-    numbers += [len(decayed), *undecayed, *decayed]
-    numbers += [len(plan.parts[0].states), len(plan.parts)]
-    for *fields, states in plan.parts:
-        numbers += [*map(int, fields), *states]
-    words = WORDS[len(numbers)](*numbers)
-    operations().library.sok_ops_plan_update(ctypes.c_int64(call.number), words)
+        Where that call is gone nothing is done.
+        """
+        call = call_of(number)
+        if call is None:
+            return
+        driver, work = addressof(_driver_of(self.backend)), addressof(self.work.native)
+        words: list[int] = [driver, work, self.num_nonfinite, self.taken, self.rule]
+        settings, undecayed, decayed = map(_words, (self.settings, self.undecayed, self.decayed))
+        words += [len(settings), *settings, *self.counting]
+        words += [len(decayed), *undecayed, *decayed]
+        words += [len(self.parts[0].states), len(self.parts)]
+        for *fields, states in self.parts:
+            words += [*map(int, fields), *states]
+        operations().library.sok_ops_plan_update(
+            ctypes.c_int64(call.number), WORDS[len(words)](*words)
+        )
 
 
 def _noted(function: str, number: int, words: Sequence[int]) -> bool:

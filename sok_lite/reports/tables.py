@@ -10,8 +10,8 @@ from sok_lite.engine.dtypes import RowDtype, row_dtype
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.clock import Clock, Spans
+from sok_lite.engine.table.content import pieces
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.pieces import pieces
 from sok_lite.reports.histogram import CountingAges, CountingNorms, Histogram
 from sok_lite.reports.report import COUNTERS, TableReport
 

@@ -18,8 +18,7 @@ from sok_lite.bridge.keras.held import is_horovods
 from sok_lite.bridge.optimizers.family import Settings
 from sok_lite.bridge.optimizers.minimize import check_trained, config_of, optimizer_of, scaled_loss
 from sok_lite.bridge.optimizers.settings import settings_of
-from sok_lite.bridge.optimizers.shown import view_of
-from sok_lite.bridge.optimizers.slots import own_names
+from sok_lite.bridge.optimizers.slots import own_names, view_of
 from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.engine.optimizers import SGD as SGDRule

@@ -8,7 +8,7 @@ import tensorflow as tf
 from sok_lite.bridge import table_exports, writes
 from sok_lite.bridge.keras import held
 from sok_lite.bridge.keras.training import left_out_of
-from sok_lite.bridge.slot import StateView
+from sok_lite.bridge.optimizer_states import StateView
 from sok_lite.bridge.variable import TableVariable, variable_of_layer
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.static_variable import FixedVariable

@@ -18,7 +18,6 @@ from sok_lite.comm import (
     threads,
 )
 from sok_lite.comm.header import FAREWELL, Header, disagreement, load_by, save_by
-from sok_lite.comm.protocol import split_offsets
 from tests.support.comm_facts import FACTS
 
 LAUNCHER_VARIABLES = [
@@ -312,12 +311,3 @@ def hide(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod", None)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-
-
-@pytest.mark.parametrize("count", [0, 1, 26, 255, 256, 257, 5000])
-@pytest.mark.parametrize("kind", [list, np.asarray, lambda sizes: np.asarray(sizes, np.int32)])
-def test_where_rows_start(kind, count):
-    sizes = np.random.default_rng(count).integers(0, 9, count).tolist()
-    offsets = split_offsets(kind(sizes))
-    assert offsets.dtype == np.int64
-    assert offsets.tolist() == [sum(sizes[:i]) for i in range(count + 1)]

@@ -11,9 +11,8 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
-from sok_lite.engine.exchange import return_rows, send_grads, send_keys
+from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, owners
-from sok_lite.engine.route import Route
 from tests.support.exchange_facts import (
     EDGE_KEYS,
     FACTS,

@@ -7,9 +7,8 @@ import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.gathered_update import GatheredStep, Stepped
-from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table.hkv import RefusedError
-from sok_lite.engine.update import NonFiniteGradientError
+from sok_lite.engine.update import NonFiniteGradientError, StepOptions
 from tests.engine.test_update_new_keys import KINDS, grads_for, rows_by_key, rows_of
 from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_gathered

@@ -6,7 +6,8 @@ import weakref
 import numpy as np
 import pytest
 
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
+from sok_lite.engine.table.restore import restore
 from tests.support.helpers import first_row, new_table, sized, with_segments
 from tests.support.own_process import run_limited
 from tests.support.reference import DictTable

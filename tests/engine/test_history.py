@@ -12,9 +12,10 @@ from sok_lite.engine import lookup
 from sok_lite.engine.gathered_update import GatheredStep, Stepped
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import clock
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
+from sok_lite.engine.table.restore import restore
+from sok_lite.engine.update import StepOptions
 from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.parts import Part, by_part, forward_parts

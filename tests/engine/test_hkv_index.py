@@ -12,8 +12,8 @@ from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import LINE
-from sok_lite.engine.table.filling import put_in_slots
 from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.restore import put_in_slots
 from tests.support.helpers import new_table, with_segments
 from tests.support.table_audit import audit, audit_overflows, digests_of, overflows_of
 

@@ -6,10 +6,20 @@ import gc
 import numpy as np
 import pytest
 
-from sok_lite.engine.optimizer_states import settle_states
+from scripts.bench.common.row_steps import ensure_state
+from sok_lite.engine import optimizer_states
+from sok_lite.engine.optimizer_states import (
+    acquire_states,
+    drop_state,
+    is_used,
+    named_states,
+    num_bytes_of,
+    rename_state,
+    settle_states,
+)
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
-from sok_lite.engine.rows import states as states_module
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
+from sok_lite.engine.table.restore import restore
 from tests.support import reference_updates
 from tests.support.helpers import new_table, update_of
 from tests.support.own_process import run_limited
@@ -225,7 +235,7 @@ def test_a_restore_gives_copies_to_optimizers_that_are_more_than_were_saved(back
 def test_new_optimizers_have_copies_while_the_old_ones_take_no_step(
     backend, options, is_held, monkeypatch
 ):
-    monkeypatch.setattr(states_module, "_PIECE", 16)
+    monkeypatch.setattr(optimizer_states, "_PIECE", 16)
     table, keys = new_table(backend, DIM, **options), np.arange(40)
     snapshot, old, saved = saved_of_two(table, keys)
     restore(table, snapshot)
@@ -312,8 +322,8 @@ def test_a_far_file_gives_its_space_back(tmp_path):
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.dtypes import row_dtype
-        from sok_lite.engine.rows.state_owner import StateOwner
-        from sok_lite.engine.rows.states import drop_states
+        from sok_lite.engine.optimizer_states import drop_states
+        from sok_lite.engine.rows.column import StateOwner
         from sok_lite.engine.rows.store import RowStore
 
         store = RowStore(get_backend("cpu"), 64, row_dtype("float32"), near_rows=64,
@@ -332,3 +342,138 @@ def test_a_far_file_gives_its_space_back(tmp_path):
         print("whole")
     """
     assert run_limited(program, tmp_path / "rows") == ["whole"]
+
+
+# ---- by name
+
+KEYS = np.array([3, -7, 2**62])
+
+
+def trained(backend, *rules, **options):
+    """A table of three keys, and an optimizer of each rule that took a step."""
+    table = new_table(backend, DIM, **options)
+    table.find_or_insert(KEYS)
+    optimizers = [Optimizer(rule, len(KEYS)) for rule in rules]
+    for i, optimizer in enumerate(optimizers):
+        optimizer.step = 1
+        take_step(table, optimizer, KEYS, some_grads(1, len(KEYS), i)[0])
+    return table, optimizers
+
+
+def freed(backend, table):
+    """A table that holds the same, whose states are nobody's."""
+    other = new_table(backend, DIM)
+    restore(other, take(table))
+    return other
+
+
+def all_states(table):
+    """{name: states of KEYS}"""
+    to_host = table.backend.to_host
+    names = [state.rows.name for state in named_states(table)]
+    return {name: to_host(table.read_state(name, KEYS)).tolist() for name in names}
+
+
+def listed(table):
+    """Of each state its unique name, that in its optimizer, group, dim, initial value; memory, and
+    whether it is used."""
+    return [
+        (s.rows.name, s.name, s.group, s.dim, s.initial, num_bytes_of(table, s.rows.name))
+        + (is_used(table, s.rows.name),)
+        for s in named_states(table)
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
+def test_all_states_are_listed(backend, options):
+    table, optimizers = trained(backend, Adam(), Adam(), Adagrad(), **options)
+    ensure_state(table.store, "old", 0.25, 1)
+    initial = Adagrad().initial_accumulator
+    expected = [
+        ("old", "old", None, 1, 0.25, 4 * 3, False),
+        ("m", "m", 1, DIM, 0.0, 4 * 3 * DIM, True),
+        ("v", "v", 1, DIM, 0.0, 4 * 3 * DIM, True),
+        ("m (2)", "m", 2, DIM, 0.0, 4 * 3 * DIM, True),
+        ("v (2)", "v", 2, DIM, 0.0, 4 * 3 * DIM, True),
+        ("accumulator", "accumulator", 3, DIM, initial, 4 * 3 * DIM, True),
+    ]
+    assert listed(table) == expected
+    del optimizers[1]
+    assert [name for name, *_ in listed(table)] == ["old", "m", "v", "accumulator"]
+    assert not any(used for *_, used in listed(freed(backend, table)))
+
+
+def test_renamed_states_go_on_with_another_optimizer(backend):
+    trained_table, _optimizers = trained(backend, Adam())
+    table = freed(backend, trained_table)
+    before = all_states(table)
+    assert np.count_nonzero(list(before.values())) > 0
+    # Each other's names, by way of a third.
+    assert rename_state(table, "m", "x") == "x"
+    assert rename_state(table, "v", "m") == "m"
+    assert rename_state(table, "x", "v") == "v"
+    assert all_states(table) == {"v": before["m"], "m": before["v"]}
+    new = Optimizer(Adam(), len(KEYS))
+    (states,) = acquire_states([table], [{"m": (DIM, 0.0), "v": (DIM, 0.0)}], [new])
+    to_host = backend.to_host
+    taken = {n: to_host(table.read_state(c.name, KEYS)).tolist() for n, c in states.items()}
+    assert taken == {"v": before["m"], "m": before["v"]}
+    assert all(used for *_, used in listed(table))
+
+
+def test_a_name_that_another_group_has_gets_a_number(backend):
+    source, _optimizers = trained(backend, Momentum(), Adam())
+    table = freed(backend, source)
+    before = all_states(table)
+    assert rename_state(table, "momentum", "m") == "m (2)"
+    assert [each[:3] for each in listed(table)] == [
+        *[("m (2)", "m", 1), ("m", "m", 2), ("v", "v", 2)]
+    ]
+    assert all_states(table) == {
+        "m (2)": before["momentum"],
+        "m": before["m"],
+        "v": before["v"],
+    }
+
+
+def test_what_cannot_be_renamed_is_refused(backend):
+    table, _optimizers = trained(backend, Adam())
+    with pytest.raises(ValueError, match=r"'m' of table .* an optimizer uses it"):
+        rename_state(table, "m", "n")
+    table = freed(backend, table)
+    before = listed(table)
+    for name, kind, said in (
+        ("m", "v", "called 'v' already"),
+        ("m", "m", "another name"),
+        ("m", "", "another name"),
+        ("value", "m", r"no optimizer state 'value'\. It has: 'm', 'v'"),
+        ("w", "m", "no optimizer state 'w'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            rename_state(table, name, kind)
+    with pytest.raises(ValueError, match="no optimizer state 'value'"):
+        drop_state(table, "value")
+    assert listed(table) == before
+
+
+@pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
+def test_a_dropped_state_begins_anew(backend, options):
+    table, (adam, other) = trained(backend, Adam(), Momentum(), **options)
+    before, num_bytes = all_states(table), table.store.row_bytes
+    rows = backend.to_host(table.lookup(KEYS).values).tolist()
+    drop_state(table, "v")
+    assert table.store.row_bytes == num_bytes - 4 * DIM
+    assert all_states(table) == {name: before[name] for name in ("m", "momentum")}
+    assert backend.to_host(table.lookup(KEYS).values).tolist() == rows
+    grads = some_grads(1, len(KEYS), 5)[0]
+    adam.step = 2
+    take_step(table, adam, KEYS, grads)
+    after = all_states(table)
+    np.testing.assert_allclose(after["v"], 0.001 * grads.astype(np.float64) ** 2, rtol=1e-4)
+    np.testing.assert_allclose(after["m"], 0.9 * np.array(before["m"]) + 0.1 * grads, rtol=1e-5)
+    assert after["momentum"] == before["momentum"]
+    drop_state(table, "momentum")
+    other.step = 2
+    take_step(table, other, KEYS, grads)
+    momentum = all_states(table)["momentum"]
+    np.testing.assert_allclose(np.abs(momentum), np.abs(0.1 * grads), rtol=1e-5)

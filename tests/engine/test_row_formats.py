@@ -12,8 +12,9 @@ from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
 from sok_lite.engine.table.find import rebalance
+from sok_lite.engine.table.restore import restore
 from tests.engine.test_alignment import placed
 from tests.support.helpers import sized
 from tests.support.pooled import gather_rows

@@ -6,16 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine import segments
 from sok_lite.engine.dedup import dedup
-from sok_lite.engine.segments import (
-    Terms,
-    group,
-    items_of_tables,
-    numbers_of_tables,
-    segment_sum,
-    segment_sums,
-)
+from sok_lite.engine.segments import Terms, group, segment_sum, segment_sums
 from tests.support.call_counts import Counts, can_count, counts_of
 from tests.support.distinct_keys import TABLES, assert_distinct, distinct_of, some_keys
 from tests.support.helpers import on, sized
@@ -169,20 +161,6 @@ def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, num_t
     # room for the arguments of 290 tables' sums.
     passes, sums = 2 if starts[-1] > 512 else 1, 4 if num_tables == 300 else 2
     assert counts == (Counts(2 + passes + sums, 0, 1) if is_gpu else Counts(3))
-
-
-@pytest.mark.parametrize("sizes", [[0], [5], [3, 0, 2], [0, 0, 70, 0], [33, 1] * 20])
-def test_items_get_the_numbers_of_their_tables(backend, sizes):
-    numbers, sizes = np.arange(-3, 5 * len(sizes) - 3, 5), np.array(sizes)
-    is_wanted = [t % 3 != 1 for t in range(len(sizes))]
-    of_each, some = np.repeat(numbers, sizes), np.flatnonzero(np.repeat(is_wanted, sizes))
-    found = numbers_of_tables(backend, numbers, sizes), items_of_tables(backend, is_wanted, sizes)
-    assert [backend.to_host(each).tolist() for each in found] == [of_each.tolist(), some.tolist()]
-    # By the kernel, on a CPU too.
-    ascending = [first + i for first, n in zip(numbers, sizes, strict=True) for i in range(n)]
-    for step, expected in ((0, of_each.tolist()), (1, ascending)):
-        made = backend.to_host(segments._ascending(backend, numbers, sizes, step))
-        assert (made.dtype, made.tolist()) == (np.int32, expected)
 
 
 # ---- one table

@@ -8,7 +8,8 @@ import pytest
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.engine.optimizers import SGD, Adagrad, GroupAdam, SparseGroupFtrl
 from sok_lite.engine.table import export
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
+from sok_lite.engine.table.restore import restore
 from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_updates
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from scripts.bench.common.row_steps import ensure_state
+from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.table import clock
-from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.content import take
 from sok_lite.engine.table.hkv_options import STRATEGIES
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.table.restore import restore
 from tests.support.helpers import first_row, new_table
 from tests.support.table_audit import audit
 
@@ -440,7 +441,8 @@ def test_a_corrupt_snapshot_changes_nothing(backend):
 def test_without_memory_a_restore_leaves_the_table_as_it_was(backend, monkeypatch, kind, failing):
     if kind == "hbm" and failing != "rows":
         pytest.skip("an hbm table has no tiers and no pending counts")
-    options = KINDS[kind] | ({"enter_threshold": 2} if kind != "hbm" else {})
+    more = {"enter_threshold": 2, "max_hbm_for_vectors": 0}
+    options = KINDS[kind] | (more if kind != "hbm" else {})
     table, other = (new_table(backend, **options) for _ in range(2))
     for each, keys in ((table, [1, 2, 3]), (other, [3, 4])):
         each.find_or_insert(keys)

@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from sok_lite.backend.ragged import split
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.engine import lookup, static_lookup
 from sok_lite.engine.owner import MOD, OneRank
-from sok_lite.engine.segments import cut
 from sok_lite.engine.static_table import StaticTable
 from tests.support.call_counts import can_count, counts_of, counts_of_ranks
 from tests.support.helpers import new_table, on
@@ -93,7 +93,7 @@ def of_static(backend, comm, pairs, ragged, weights):
     batch = batch_of(backend, parts)
     located = static_lookup.locate(backend, comm, batch, 5)
     sent = sent_of(backend, comm, batch, located)
-    places = cut(backend.to_host(located.places), located.num_places)
+    places = split(backend.to_host(located.places), located.num_places)
     rows = [
         pair.here(table, comm)[its_places]
         for pair, table, its_places in zip(pairs, tables, places, strict=True)
@@ -273,7 +273,7 @@ def test_a_call_by_a_transport_copies_as_much_for_few_keys_as_for_many(backend):
 
         def call():
             located = static_lookup.locate(backend, comm, batch, 5)
-            places = cut(located.places, located.num_places)
+            places = split(located.places, located.num_places)
             rows = [
                 xp.take(each, its_places, axis=0)
                 for each, its_places in zip(here, places, strict=True)

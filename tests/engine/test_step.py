@@ -8,8 +8,7 @@ import pytest
 
 from sok_lite.engine.gathered_update import GatheredStep, Stepped
 from sok_lite.engine.optimizers import SGD, Adam
-from sok_lite.engine.step import StepOptions
-from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update import StepOptions, UpdateStep
 from tests.engine.test_update_new_keys import KINDS, rows_of
 from tests.support.helpers import new_table, update_of
 

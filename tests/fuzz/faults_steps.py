@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import as_words
 from sok_lite.backend.launches import Launch
-from sok_lite.engine.dtypes import RowDtype, as_words
+from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.optimizers import Momentum
-from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import EmbeddingTable, content
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update import StepOptions, UpdateStep
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
 from tests.support.table_audit import log_index, pending_index

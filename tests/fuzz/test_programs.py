@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge import row_gradient
-from sok_lite.engine.table import joined
+from sok_lite.engine.table import content
 from tests.fuzz import programs as fuzz
 from tests.support import state_groups
 
@@ -52,7 +52,7 @@ def dense(dim):
 PLANTED = {
     "a subtraction": (sok.DynamicVariable, "scatter_sub", sok.DynamicVariable.scatter_add),
     "a dense gradient": (row_gradient, "gradient_shape", dense),
-    "a number that is believed": (joined, "number_of", lambda value, *_: value),
+    "a number that is believed": (content, "number_of", lambda value, *_: value),
     "an oracle that shares": (state_groups, "for_step", lambda groups, _: (groups or [None])[0]),
 }
 KINDS = {

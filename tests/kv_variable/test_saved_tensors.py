@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from sok_lite.engine.table.content import Content
-from sok_lite.engine.table.content_parts import concatenate
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.optimizer_states import State
+from sok_lite.engine.table.content import Content, concatenate
 from sok_lite.kv_variable.saved_tensors import changed
 
 

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.exchange import return_rows, send_grads, send_keys
+from sok_lite.backend.ragged import split
+from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
-from sok_lite.engine.route import Route
-from sok_lite.engine.segments import cut
 
 I64 = np.iinfo(np.int64)
 EDGE_KEYS = [0, 1, -1, -2, -3, I64.min, I64.min + 1, I64.max, I64.max - 1]
@@ -104,7 +103,7 @@ def send(backend, comm, keys, key_types, rules=None, tag=0):
     received, route = send_keys(
         backend, comm, backend.from_host(together), sizes, key_types, rules, tag
     )
-    return cut(received, route.num_received), route
+    return split(received, route.num_received), route
 
 
 def round_trip(comm, tables, silent=None, backend=None, repack=False):

@@ -13,6 +13,7 @@ from sok_lite.engine.hashing import new_seed
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.table import content
 from sok_lite.engine.table.hkv import RefusedError
+from sok_lite.engine.table.restore import restore
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
 from tests.support.fault_bench import DIM, NEW
@@ -259,7 +260,7 @@ def _snapshot(bench):
 
 
 def _restore(bench, tables):
-    content.restore(tables[0], _snapshot(bench))
+    restore(tables[0], _snapshot(bench))
 
 
 def _restore_model(bench, oracle, state, table):

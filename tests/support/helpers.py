@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import Work, as_words
 from sok_lite.backend.gpu_binaries import Nvrtc
 from sok_lite.backend.launches import Launch
 from sok_lite.comm import CommunicatorError
-from sok_lite.engine.dtypes import as_words, row_dtype
+from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update_rows import Update

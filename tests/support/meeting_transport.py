@@ -6,9 +6,9 @@ It stands where Horovod's all-to-all does, and knows nothing of calls, as that.
 import threading
 
 from sok_lite.backend import get_backend
+from sok_lite.backend.ragged import split_offsets
 from sok_lite.comm import run_ranks
 from sok_lite.comm.gpu_transport import GpuTransport
-from sok_lite.comm.protocol import split_offsets
 
 _LONGEST_WAIT_S = 60
 

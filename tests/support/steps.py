@@ -1,8 +1,7 @@
 """Steps of the engine in one call, as tests take them."""
 
 from sok_lite.engine.gathered_update import GatheredStep
-from sok_lite.engine.step import StepOptions
-from sok_lite.engine.update import UpdateStep, step_of
+from sok_lite.engine.update import StepOptions, UpdateStep, step_of
 
 
 def apply_updates(updates, learning_rate, number, *args, **options):

@@ -6,8 +6,11 @@ kernels want less around them.
 
 import numpy as np
 
-from sok_lite.engine.optimizers.row_step import RowStep, count_nonfinite_launch
-from sok_lite.engine.optimizers.rule import rule_step
+from sok_lite.engine.optimizers.rule import (
+    RowStep,
+    count_nonfinite_launch,
+    rule_step,
+)
 
 
 def ensure_state(store, name, initial, dim=None):

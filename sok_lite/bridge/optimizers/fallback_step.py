@@ -27,7 +27,6 @@ from sok_lite.bridge.optimizers.host import StepHost
 from sok_lite.bridge.optimizers.state_discovery import (
     Built,
     Shape,
-    State,
     Trial,
     TrialSteps,
     assign,
@@ -35,9 +34,10 @@ from sok_lite.bridge.optimizers.state_discovery import (
 )
 from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.engine.gathered_update import Gathered, GatheredStep, Stepped
-from sok_lite.engine.rows.state_owner import Kinds
-from sok_lite.engine.step import Step
+from sok_lite.engine.optimizer_states import State
+from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.update import Step
 
 
 class Now(NamedTuple):
@@ -178,9 +178,7 @@ class FallbackSteps:
         """Returns the states of a known table."""
         known = self._known
         number = known.number_of(table)
-        return {
-            role.name: (role.size, role.initial) for role in known.states if role.table == number
-        }
+        return {role.name: (role.dim, role.initial) for role in known.states if role.rows == number}
 
     @property
     def state_names(self) -> list[str]:
@@ -223,9 +221,9 @@ class FallbackSteps:
             rows[number] = tensor(part.rows)
         grads = [tensor(part.grads) for part in parts]
         values: dict[State | str, tf.Tensor] = {
-            role: tensor(by_number[role.table].states[role.name], role.initial)
+            role: tensor(by_number[role.rows].states[role.name], role.initial)
             for role in known.states
-            if role.table in by_number
+            if role.rows in by_number
         }
         backend.synchronize()  # TensorFlow reads them now, on a stream of its own
         values.update((name, tf.constant(value)) for name, value in self.carried.values.items())
@@ -242,7 +240,7 @@ class FallbackSteps:
                 {
                     role.name: _array(variable, backend, part.states[role.name])
                     for role, variable in own.items()
-                    if isinstance(role, State) and role.table == number
+                    if isinstance(role, State) and role.rows == number
                 },
             )
             for number, part in by_number.items()

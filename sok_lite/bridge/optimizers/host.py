@@ -27,11 +27,10 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.accumulation import AccumulatedStep
 from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.step import HeldStep, Step, StepOptions
-from sok_lite.engine.update import UpdateStep, step_of
+from sok_lite.engine.update import HeldStep, Step, StepOptions, UpdateStep, step_of
 from sok_lite.engine.update_rows import Update
 from sok_lite.engine.work_done import UPDATES
-from sok_lite.native.plans import forget_plan, plan_update
+from sok_lite.native.plans import forget_plan
 
 
 def checked_gradient(
@@ -223,7 +222,7 @@ class StepHost:
           taken: what is to get the number of a step.
         """
 
-    def _of_batches(self, step: HeldStep[Any], batches: int) -> Step:
+    def _of_batches(self, step: HeldStep, batches: int) -> Step:
         """Returns the step of so many batches whose last one has a step by itself."""
         return AccumulatedStep(step, accumulation_of(step.updates[0].optimizer), batches)
 
@@ -334,7 +333,7 @@ class RuleHost(StepHost):
             if update.optimizer is not None:
                 # Python refuses to take steps of one that is gone.
                 self._until_gone = weakref.ref(update.optimizer, lambda _: forget_plan(call))
-            plan_update(call, plan)
+            plan.note(call)
             self.has_plan = True
         self._planned = [*known_by, *(table.store.record.states for table in tables)]
 

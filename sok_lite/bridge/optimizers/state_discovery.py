@@ -16,22 +16,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import CannotStepError, refusing, settings_in, variables_in
 from sok_lite.bridge.optimizers.family import Family
-
-
-class State(NamedTuple):
-    """A state of rows.
-
-    Attributes:
-      table: which of the tables.
-      name: of the state.
-      size: elements of one row.
-      initial: what a new row has.
-    """
-
-    table: int
-    name: str
-    size: int
-    initial: float
+from sok_lite.engine.optimizer_states import State
 
 
 class Shape(NamedTuple):
@@ -50,7 +35,8 @@ class Trial(NamedTuple):
     """The result of a trial.
 
     Attributes:
-      roles: of each of a copy's own variables: a state, or the name of what goes on.
+      roles: of each of a copy's own variables: a state, whose `rows` are the number of its table,
+        or the name of what goes on.
       followed: attributes that are settings, which a copy is to have as the optimizer has them.
     """
 
@@ -247,10 +233,10 @@ class TrialSteps:
             seen[attribute] += 1
             if shape and shape[0] in sizes:
                 table = sizes.index(shape[0])
-                taken = [r.name for r in roles if isinstance(r, State) and r.table == table]
+                taken = [r.name for r in roles if isinstance(r, State) and r.rows == table]
                 name = _unused_name(built.name_of(variable, table) or attribute.strip("_"), taken)
                 initial = self._initial_value(name, variable)
-                roles.append(State(table, name, math.prod(shape[1:]), initial))
+                roles.append(State(name, math.prod(shape[1:]), initial, table))
                 continue
             if (attribute, shape) not in more:
                 raise CannotStepError(self._optimizer, "size", repr(attribute))

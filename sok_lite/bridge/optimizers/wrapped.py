@@ -25,8 +25,7 @@ from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
 from sok_lite.bridge.optimizers.minimize import check_any, check_trained, gradients_of
 from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
-from sok_lite.bridge.optimizers.shown import Shown, show_slots
-from sok_lite.bridge.optimizers.slots import begin, create_slots
+from sok_lite.bridge.optimizers.slots import Shown, begin, create_slots, show_slots
 from sok_lite.bridge.optimizers.step import Pairs, RowOptimizer, separated
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.variable import TableVariable

@@ -15,7 +15,7 @@ from sok_lite.cli.reading import chosen, open_sources
 from sok_lite.cli.wrapped import PendingKeys, WithColumns, plain
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.source import PENDING_COLUMNS, Source, column_of
-from sok_lite.engine.table.joined import joined_states
+from sok_lite.engine.table.content import join_states
 from sok_lite.reports.text import counted, listed, named
 
 HELP = "compare two checkpoints: tables, keys, rows and optimizer states"
@@ -108,12 +108,13 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
     yield from _of_keys(args, sources, compared)
     if column == "values" and compared.differing:
         yield _of_rows("rows", sources, compared)
-    for state in joined_states([source.states for source in sources]):
-        if len(state.tensors) < 2:
-            only = args.first if 0 in state.tensors else args.second
+    for state in join_states([source.states for source in sources]):
+        if len(state.places) < 2:
+            only = args.first if 0 in state.places else args.second
             yield f"state {state.name!r}: only in {only}"
             continue
-        compared = difference(sources, (state.tensors[0], state.tensors[1]), args.tolerance)
+        tensors = [each.states[state.places[i]].tensor for i, each in enumerate(sources)]
+        compared = difference(sources, (tensors[0], tensors[1]), args.tolerance)
         if compared.differing:
             yield _of_rows(f"rows of state {state.name!r}", sources, compared)
     for name in [*dict.fromkeys([*first.columns, *second.columns])]:

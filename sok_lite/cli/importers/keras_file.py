@@ -27,8 +27,8 @@ from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import PENDING_COLUMNS, About, JoinedSource, Source
 from sok_lite.engine.json_text import parsed
-from sok_lite.engine.table.joined import without_slots
-from sok_lite.engine.table.state_columns import states_of
+from sok_lite.engine.table.content import without_slots
+from sok_lite.engine.table.named_arrays import states_of
 from sok_lite.engine.texts import KeyTexts
 
 _MEMBER = "model.weights.h5"

@@ -33,7 +33,8 @@ from sok_lite.engine.files.key_value_names import (
 )
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.json_text import parsed
-from sok_lite.engine.table.state_columns import State, states_of
+from sok_lite.engine.optimizer_states import State
+from sok_lite.engine.table.named_arrays import states_of
 
 # Tables of restrict policies, which have numbers of int32.
 _POLICIES = ("timestamp", "frequency")

@@ -20,8 +20,8 @@ from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.source import Source
-from sok_lite.engine.table.content_parts import one_of_each
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.optimizer_states import State
+from sok_lite.engine.table.content import one_of_each
 
 _log = logging.getLogger("sok_lite")
 

@@ -9,7 +9,8 @@ beside the previous one; when all have, each settles it. So if any rank has sett
 have staged it, and if none has, all still have the previous one.
 
 Contents of tables travel as one message: the length of a JSON text, the text, which describes the
-arrays, and then the arrays, each from a multiple of 8 bytes on.
+arrays and has their numbers in place of them, and then the arrays, each from a multiple of 8 bytes
+on.
 """
 
 import itertools
@@ -32,11 +33,9 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import Content, as_saved, take
-from sok_lite.engine.table.content_parts import owned_by, owns
+from sok_lite.engine.table.content import Content, as_saved, owned_by, owns, take, with_arrays
 from sok_lite.engine.table.exclusive import alone, holding
-from sok_lite.engine.table.restoring import Swap, restored_table, swap_all
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.table.restore import Swap, fill, swap_all, swap_of
 
 # In a checkpoint, which commit it is.
 _NUMBER = "commit"
@@ -225,7 +224,7 @@ def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
 def _restored_of_parts(table: EmbeddingTable, parts: Mapping[int, Content]) -> Swap:
     # In one order, whoever gave them: where ranks differ, the first one counts.
     ordered = [parts[rank] for rank in sorted(parts)]
-    return restored_table(table, as_saved(table, ordered))
+    return swap_of(table, fill(table, as_saved(table, ordered)))
 
 
 def keepers(machines: Sequence[int]) -> list[int | None]:
@@ -317,23 +316,15 @@ def broadcast_bytes(comm: Communicator, data: bytes, root: int) -> bytes:
 
 def _as_message(contents: Mapping[int, Content]) -> np.ndarray:
     """Returns contents by number as (n,) of `_WORD`."""
-    about, arrays = [], []
-    for number, content in contents.items():
-        columns, pending = dict(content.columns), dict(content.pending)
-        its = [content.keys, content.values, *(state.rows for state in content.states)]
-        its += [*columns.values(), content.pending_keys, *pending.values()]
-        arrays += its
-        about.append(
-            {
-                "number": number,
-                "arrays": [(array.dtype.str, array.shape) for array in its],
-                "states": [(s.name, s.dim, s.initial, s.group) for s in content.states],
-                "columns": list(columns),
-                "sighted": list(pending),
-                "facts": dict(content.facts),
-            }
-        )
-    text = json.dumps(about).encode()
+    arrays: list[np.ndarray] = []
+
+    def number_of(array: np.ndarray) -> int:
+        arrays.append(array)
+        return len(arrays) - 1
+
+    numbered = {n: with_arrays(each, number_of, number_of) for n, each in contents.items()}
+    kinds = [(array.dtype.str, array.shape) for array in arrays]
+    text = json.dumps([kinds, [*numbered.items()]]).encode()
     head = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
     begins = [0, *itertools.accumulate(_pad(each.nbytes) for each in [head, *arrays])]
     message = np.zeros(-(-begins[-1] // _WORD.itemsize), _WORD)
@@ -347,29 +338,13 @@ def _from_message(message: np.ndarray) -> dict[int, Content]:
     """Returns the contents of a message, whose memory they use."""
     flat = message.reshape(-1).view(np.uint8)
     end = 8 + int(flat[:8].view("<i8")[0])
-    contents = {}
-    begin = _pad(end)
-    for about in json.loads(flat[8:end].tobytes()):
-        arrays = []
-        for dtype, shape in about["arrays"]:
-            whole = np.ndarray(shape, dtype, flat, begin)
-            arrays.append(whole)
-            begin += _pad(whole.nbytes)
-        contents[about["number"]] = _content(about, iter(arrays))
-    return contents
-
-
-def _content(about: Mapping[str, Any], arrays: Any) -> Content:
-    # In the order in which `_as_message` lists them.
-    keys, values = next(arrays), next(arrays)
-    states = [
-        State(name, dim, initial, next(arrays), group)
-        for name, dim, initial, group in about["states"]
-    ]
-    columns = {name: next(arrays) for name in about["columns"]}
-    pending_keys = next(arrays)
-    pending = {name: next(arrays) for name in about["sighted"]}
-    return Content(keys, values, states, columns, pending_keys, pending, about["facts"])
+    kinds, numbered = json.loads(flat[8:end].tobytes())
+    arrays, begin = [], _pad(end)
+    for dtype, shape in kinds:
+        arrays.append(np.ndarray(shape, dtype, flat, begin))
+        begin += _pad(arrays[-1].nbytes)
+    array_of = arrays.__getitem__
+    return {n: with_arrays(Content(*parts), array_of, array_of) for n, parts in numbered}
 
 
 def _pad(num_bytes: int) -> int:

@@ -13,10 +13,11 @@ import numpy as np
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
+from sok_lite.engine.optimizer_states import numbered_states
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import TablePart, pieces
 from sok_lite.engine.table.dumped import Dumped, recalled, remember
-from sok_lite.engine.table.pieces import numbered_states, pieces
 
 
 class CannotContinueError(Exception):
@@ -98,21 +99,19 @@ def _fits(table: EmbeddingTable, facts: TableFacts) -> bool:
     return mine == (facts.dim, facts.dtype, facts.key_type, facts.owner)
 
 
-def continuing(
-    table: EmbeddingTable, shard: Shard, before: Shard, columns: Sequence[Column], num_slots: int
-) -> tuple[Shard, int]:
+def continuing(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, int]:
     """Returns the manifest's entry of an increment of a table, without `written`, and the least
     `last_seen` of the keys that have changed.
 
     Args:
       shard: the entry of a complete dump of the table.
       before: the file that it continues.
-      columns: the states, in the order of `shard.states`.
-      num_slots: slots that are read at a time.
+      part: the table.
 
     Raises:
       RuntimeError: the table has forgotten what has changed since.
     """
+    table = part.table
     dumped = recalled(table, before.file)
     if dumped is None:
         raise RuntimeError(
@@ -121,11 +120,11 @@ def continuing(
         )
     since = dumped.number
     changed = sum(
-        int((piece.last_seen >= np.uint32(since)).sum()) for piece in pieces(table, num_slots)
+        int((piece.last_seen >= np.uint32(since)).sum()) for piece in pieces(table, part.num_slots)
     )
     states = tuple(
-        state._replace(before=_tensor_before(column, dumped, before))
-        for state, column in zip(shard.states, columns, strict=True)
+        state._replace(before=_tensor_before(its.rows, dumped, before))
+        for state, its in zip(shard.states, part.states, strict=True)
     )
     # Of the files before only their rows count: when their lookups were is long, and known.
     *older, last = before.chain
@@ -143,7 +142,7 @@ def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:
 
 def remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> None:
     """Remembers that a file has the content of a table. Hold the table's lock."""
-    columns = [column for *_, column in numbered_states(table.store)]
+    columns = [state.rows for state in numbered_states(table.store)]
     continued = shard.before[-1].file if shard.before else None
     remember(table, folder, shard.file, columns, continued)
 
@@ -163,8 +162,9 @@ def remember_load(
         shard = facts.shards[comm.rank]
         states = numbered_states(table.store)
         # An optimizer of the table may have brought more of its own: they are new.
-        kinds = [(group, name, c.dim, float(c.initial)) for group, name, c in states]
-        saved = [(state.group, state.name, state.dim, state.initial) for state in shard.states]
+        kinds, saved = (
+            [(s.group, s.name, s.dim, s.initial) for s in some] for some in (states, shard.states)
+        )
         if _fits(table, facts) and kinds[: len(saved)] == saved:
-            columns = [column for *_, column in states[: len(saved)]]
+            columns = [state.rows for state in states[: len(saved)]]
             remember(table, folder, shard.file, columns)

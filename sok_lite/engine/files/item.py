@@ -17,8 +17,7 @@ from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.merging import merged
-from sok_lite.engine.table.restoring import Swap, restored_table
+from sok_lite.engine.table.restore import Swap, fill, merge, swap_of
 from sok_lite.engine.texts import TextStore
 
 
@@ -103,8 +102,9 @@ class _TableItem(Item):
         (table,) = self.tables_to_lock
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
-            saved = merged(table, saved, CHUNK_BYTES)
-        swap_table, kept = restored_table(table, saved, evicts=on_full == "evict"), self.texts
+            saved = merge(table, saved, CHUNK_BYTES)
+        swap_table = swap_of(table, fill(table, saved, evicts=on_full == "evict"))
+        kept = self.texts
         if kept is None:
             return swap_table
         texts = texts_in(facts, folder, comm.rank, comm.size)

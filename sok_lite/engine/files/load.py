@@ -26,7 +26,7 @@ from sok_lite.engine.files.store import Store
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.restoring import Swap, swap_all
+from sok_lite.engine.table.restore import Swap, swap_all
 
 _log = logging.getLogger("sok_lite")
 

@@ -27,7 +27,7 @@ from sok_lite.engine.files.shard import (
     whole_of,
 )
 from sok_lite.engine.json_text import parsed
-from sok_lite.engine.table.joined import checked_facts, number_of
+from sok_lite.engine.table.content import checked_facts, number_of
 
 NAME = "manifest.json"
 FORMAT = "sok_lite checkpoint"
@@ -50,7 +50,7 @@ _FILE = re.compile(rf"{DATA_FOLDER.pattern}/[^/\0]+{re.escape(_SUFFIX)}")
 
 
 class StateFacts(NamedTuple):
-    """An optimizer state in a file: a `state_columns.State` with its tensors.
+    """An optimizer state in a file: a `content.State` with its tensors.
 
     Attributes:
       before: of an increment, its tensor in the previous file; None: the state is new.

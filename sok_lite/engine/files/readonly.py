@@ -39,7 +39,7 @@ from sok_lite.engine.files.saved_file import without_row
 from sok_lite.engine.files.served_index import MAX_RANKS, KeysOfFile, ServedIndex
 from sok_lite.engine.files.store import Store, is_in_store
 from sok_lite.engine.local_path import local_path
-from sok_lite.engine.table.choosing import warn_of_repeated
+from sok_lite.engine.table.content import warn_of_repeated
 
 __all__ = ["Following", "ReadonlyTable", "ReadonlyTables", "open_readonly"]
 
@@ -128,7 +128,7 @@ class _Content:
                 left -= index.go_on(KeysOfFile(file.keys[: len(file.rows)], file.rows, rank))
             if left:
                 raise newest.reader.corrupt(without_row(left))
-        warn_of_repeated(self.facts.name, num_repeated)
+        warn_of_repeated(f"table {self.facts.name!r}", num_repeated)
         self.has_repeated, self.index = num_repeated > 0, index
 
     def continued(self, facts: TableFacts, folder: str) -> "_Content":

@@ -19,8 +19,7 @@ from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.content_parts import owns
-from sok_lite.engine.table.saved import Owns, Saved, SavedPart, SavedRows
+from sok_lite.engine.table.content import Owns, Saved, SavedPart, SavedRows, owns
 
 _Convert = Callable[[np.ndarray], np.ndarray]
 
@@ -78,7 +77,8 @@ class SavedFileRows(SavedRows):
     Args:
       reader: of the file.
       num_rows: number of such keys.
-      tensors: by name the tensor in this file; None: it has none yet.
+      tensors: of each state, by its tensor in the newest file, that in this one; None: it has none
+        yet.
       convert: converts rows of the file to the dtype of the table.
 
     Attributes:
@@ -94,6 +94,7 @@ class SavedFileRows(SavedRows):
         convert: _Convert,
     ) -> None:
         self._reader, self._tensors, self._convert = reader, tensors, convert
+        self._names = list(tensors)
         names = [name for name in ("keys", "values", *tensors.values()) if name is not None]
         widest = max(reader.tensors[name].row_bytes for name in names)
         self._step = max(1, CHUNK_BYTES // widest)
@@ -108,7 +109,8 @@ class SavedFileRows(SavedRows):
         """Returns whether `read` knows a column here: a state may have come after an older file."""
         return name in ("keys", "value") or self._tensors[name] is not None
 
-    def read(self, name: str, wanted: Collection[int] | None = None) -> Iterator[np.ndarray]:
+    def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[np.ndarray]:
+        name = self._names[name] if isinstance(name, int) else name
         spans = self.spans if wanted is None else [self.spans[i] for i in wanted]
         return self.ranges(name, spans) if self.has(name) else iter(())
 
@@ -174,14 +176,14 @@ class SavedFile(SavedPart):
     def corrupt(self, reason: str) -> ValueError:
         return self._rows.corrupt(reason)
 
-    def read(self, name: str, wanted: Collection[int] | None = None) -> Iterator[np.ndarray]:
+    def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[np.ndarray]:
         if name in ("sighted_keys", "sightings", "sighting_stamps"):
             spans = self._rows.cut(0, self._num_pending)
         elif name == "keys" or name in self.columns:
             spans = self._spans
         else:
             return self._rows.read(name, wanted)
-        return self._rows.ranges(name, spans if wanted is None else [spans[i] for i in wanted])
+        return self._rows.ranges(str(name), spans if wanted is None else [spans[i] for i in wanted])
 
     def whole(self, name: str) -> np.ndarray:
         """Returns "keys" or one of `columns` of all keys."""

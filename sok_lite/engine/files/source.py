@@ -20,7 +20,7 @@ from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.files.text_file import find_texts, read_texts
-from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
+from sok_lite.engine.table.content import join_facts, join_states, without_slots
 
 # What goes with the keys that were seen and have no row, by column.
 PENDING_COLUMNS = ("sighted_keys", "sightings", "sighting_stamps")
@@ -183,7 +183,7 @@ class JoinedSource(Source):
         self.key_type = last.key_type
         self._states = {
             f"states.{i}.{state.name}": state
-            for i, state in enumerate(joined_states([source.states for source in sources]))
+            for i, state in enumerate(join_states([source.states for source in sources]))
         }
         self.states = tuple(
             StateFacts(tensor, state.name, state.dim, state.initial, state.group)
@@ -196,7 +196,7 @@ class JoinedSource(Source):
         )
         self.keys_of_parts = tuple(source.num_keys for source in sources)
         self.num_keys = sum(self.keys_of_parts)
-        facts = joined_facts([dict(source.about.facts) for source in sources])
+        facts = join_facts([dict(source.about.facts) for source in sources])
         num_pending = sum(source.about.num_pending for source in sources)
         self.about = last.about._replace(facts=facts, num_pending=num_pending)
 
@@ -211,7 +211,7 @@ class JoinedSource(Source):
             left = [key for key in keys if key not in found]
             states = {name: self._states[name] for name in columns if name in self._states}
             # Of each column its name there; None: a state that this source does not have.
-            names = {c: states[c].tensors.get(i) if c in states else c for c in columns}
+            names = {c: self._name_in(i, c) for c in columns}
             some = source.find(left, [name for name in names.values() if name is not None])
             for key, entries in some.items():
                 found[key] = {
@@ -230,14 +230,21 @@ class JoinedSource(Source):
         return {key: text for s in self._sources for key, text in s.texts_of(keys).items()}
 
     def _read(self, i: int, source: Source, column: str) -> Iterator[np.ndarray]:
-        state = self._states.get(column)
-        if state is None:
-            yield from source.read(column)
-        elif i in state.tensors:
-            yield from source.read(state.tensors[i])
+        name = self._name_in(i, column)
+        if name is not None:
+            yield from source.read(name)
         else:
+            state = self._states[column]
             for keys in source.read("keys"):
                 yield np.full((keys.size, state.dim), state.initial, np.float32)
+
+    def _name_in(self, i: int, column: str) -> str | None:
+        """Returns the name of a column in a source; None: it is a state that is not there."""
+        state = self._states.get(column)
+        if state is None:
+            return column
+        place = state.places.get(i)
+        return None if place is None else self._sources[i].states[place].tensor
 
 
 class _ShardSource(Source):

@@ -6,7 +6,7 @@ the other, if it has these keys. The rows themselves are stored outside the engi
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from sok_lite.engine.files.shard import NOT_WRITTEN
 from sok_lite.engine.files.table_file import ShardContent, tensors_of
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.static_table import StaticTable
-from sok_lite.engine.table.choosing import Chooser, Chosen, pieces_with
-from sok_lite.engine.table.restoring import Swap
+from sok_lite.engine.table.content import warn_of_repeated
+from sok_lite.engine.table.restore import KeySelection, Selected, Swap
 
 # Takes the name of a column, "value" or that of a state, and [first, last) of this rank's rows.
 ReadRows: TypeAlias = Callable[[str, int, int], np.ndarray]
@@ -89,18 +89,17 @@ class StaticPart(Item):
         numbers = table.row_numbers(comm.rank, comm.size)
         saved = saved_in(table, facts, folder, comm, progress)
         rows = _RowNumbers(table, numbers)
-        of_table = (table.backend, table.key_dtype, table.name)
-        chooser = Chooser(*of_table, rows.find, rows.insert)
-        parts = [chooser.choose(part) for part in saved.parts]
-        if rows.has_others or chooser.num_rows < len(numbers):
+        selection = KeySelection(table, rows.find, rows.insert)
+        parts = [selection.select(part) for part in saved.parts]
+        if rows.has_others or selection.num_rows < len(numbers):
             raise ValueError(
                 f"Static table {table.name!r} takes the keys 0 to {table.num_rows - 1}. The "
                 f"checkpoint at {folder} has others. Nothing was loaded. Load it into a dynamic "
                 "table."
             )
-        chooser.warn()
-        for chosen in parts:
-            chooser.choose_older(chosen)
+        warn_of_repeated(f"table {table.name!r}", selection.num_repeated)
+        for selected in parts:
+            selection.select_older(selected)
         states = {state.name: state for state in saved.states if state.dim == table.dim}
         if self.states is not None and states.keys() != set(self.states):
             theirs, mine = (
@@ -113,12 +112,12 @@ class StaticPart(Item):
                 "static variables that it trains. Or leave the optimizer out."
             )
         whole = np.empty((len(numbers), table.dim), table.row_dtype.storage)
-        rows.write(whole, [(chosen, "value") for chosen in parts])
+        rows.write(whole, [(selected, "value") for selected in parts])
         columns = {"value": whole}
         for name in self.states or ():
-            initial, tensors = states[name].initial, states[name].tensors
-            columns[name] = np.full(whole.shape, initial, np.float32)
-            rows.write(columns[name], [(parts[i], tensor) for i, tensor in tensors.items()])
+            columns[name] = np.full(whole.shape, states[name].initial, np.float32)
+            its_places = states[name].places.items()
+            rows.write(columns[name], [(parts[i], place) for i, place in its_places])
         return self.assignment(columns)
 
 
@@ -147,25 +146,24 @@ class _RowNumbers:
         found[is_there] = self._order[at[is_there]]
         return found
 
-    def insert(self, keys: Array, first: int) -> None:
-        """Notes keys that were read, numbered from `first` on."""
+    def insert(self, keys: Array, first: int, counts: Array | None) -> int:
+        """Notes keys that were read, numbered from `first` on; refuses none."""
         at, is_there = self._places(keys)
         self.has_others |= not bool(is_there.all())
         order = self._backend.xp.arange(first, first + keys.size, dtype=np.uint32)
         self._order[at[is_there]] = order[is_there]
+        return 0
 
-    def write(self, whole: np.ndarray, parts: Sequence[tuple[Chosen, Any]]) -> None:
-        """Writes the rows of parts, by the tensor of each."""
+    def write(self, whole: np.ndarray, parts: Sequence[tuple[Selected, str | int]]) -> None:
+        """Writes the rows of parts, of a column of each."""
         host = self._backend.to_host
         places = np.empty(len(whole), np.int64)
         places[host(self._order)] = np.arange(len(whole))
-        for chosen, tensor in parts:
-            for rows, its_numbers in chosen.rows():
-                wanted = pieces_with(its_numbers)
-                for i, piece in zip(wanted, rows.read(tensor, wanted), strict=False):
-                    order = host(its_numbers[i].as_array(self._backend))
-                    counts = order != np.uint32(NO_ROW)
-                    whole[places[order[counts]]] = piece[counts]
+        for selected, column in parts:
+            for rows, values in selected.read(self._backend, column):
+                order = host(rows)
+                counts = order != np.uint32(NO_ROW)
+                whole[places[order[counts]]] = values[counts]
 
 
 def _arrays(

@@ -20,7 +20,7 @@ Where the table logs removals it has one tensor more, with r keys that were ther
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -37,10 +37,8 @@ from sok_lite.engine.files.shard import (
     dtype_of,
 )
 from sok_lite.engine.files.text_file import tensors_of_texts, write_texts
-from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.index import IndexEntries
-from sok_lite.engine.table.pieces import ENTRY_BYTES, Outline, outline, pending_pieces, pieces
+from sok_lite.engine.table.content import PENDING, TablePart
 from sok_lite.engine.texts import KeyTexts
 
 REMOVED = "removed"
@@ -128,71 +126,32 @@ def part_of(
     Raises:
       RuntimeError: the table does not know any more what has changed since `before`.
     """
-    outlined = outline(table)
+    part, removed = TablePart(table, chunk_bytes), None
     states = tuple(
-        StateFacts(f"states.{i}.{name}", name, column.dim, float(column.initial), group)
-        for i, (group, name, column) in enumerate(outlined.states)
+        StateFacts(f"states.{i}.{state.name}", state.name, state.dim, state.initial, state.group)
+        for i, state in enumerate(part.states)
     )
-    sizes = (outlined.num_keys, outlined.num_pending, outlined.has_scores, outlined.has_slots)
-    shard, since = Shard(file, *sizes, states, outlined.facts, NOT_WRITTEN), None
-    removed = None
+    has = ("scores" in part.columns, "slots" in part.columns)
+    sizes = (part.num_keys, part.num_pending, *has)
+    shard = Shard(file, *sizes, states, part.facts, NOT_WRITTEN)
     if before is not None:
-        columns = [column for *_, column in outlined.states]
-        num_slots = _num_slots(table, columns, chunk_bytes)
-        shard, since = continuing(table, shard, before, columns, num_slots)
-        if table.removals is not None and table.removals.since <= since:
-            removed = table.backend.to_host(table.removed_since(since))
+        shard, part.since = continuing(shard, before, part)
+        if table.removals is not None and table.removals.since <= part.since:
+            removed = table.backend.to_host(table.removed_since(part.since))
             shard = shard._replace(removed=removed.size)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    arrays = _arrays(table, outlined, since, removed, chunk_bytes)
-    return ShardContent(table.name, shard, tensors, arrays)
+    return ShardContent(table.name, shard, tensors, _arrays(part, removed))
 
 
-def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
-    """Returns the number of slots whose rows and states take at most a chunk."""
-    widest = max(column.row_bytes for column in (table.store.column(), *columns))
-    return max(1, chunk_bytes // max(widest, ENTRY_BYTES))
-
-
-def _arrays(
-    table: EmbeddingTable,
-    outlined: Outline,
-    since: int | None,
-    removed: np.ndarray | None,
-    chunk_bytes: int,
-) -> Iterator[np.ndarray]:
-    """Yields all tensors in pieces of a chunk at most, on the host.
+def _arrays(part: TablePart, removed: np.ndarray | None) -> Iterator[np.ndarray]:
+    """Yields all tensors in chunks, on the host.
 
     Args:
-      since: of an increment, the least `last_seen` of the keys that have changed.
-      removed: of one that names them, the keys that were removed.
+      removed: of an increment that names them, the keys that were removed.
     """
-    to_host, store = table.backend.to_host, table.store
-    columns = [column for *_, column in outlined.states]
-    num_slots = _num_slots(table, columns, chunk_bytes)
-
-    def parts(has_changed: bool) -> Iterator[IndexEntries]:
-        for piece in pieces(table, num_slots):
-            if since is None:
-                yield piece
-            else:
-                is_wanted = (piece.last_seen >= np.uint32(since)) == has_changed
-                yield IndexEntries(*(array[is_wanted] for array in piece))
-
-    names = ["keys", "value", "stamps"]
-    names += ["scores"] * outlined.has_scores + ["slots"] * outlined.has_slots
+    names = ["keys", "value", *part.columns, *range(len(part.states)), *PENDING]
     for name in names:
-        for piece in parts(has_changed=True):
-            yield to_host(store.read(piece.rows) if name == "value" else piece.column(name))
-        if since is not None and name != "value":
-            for piece in parts(has_changed=False):
-                yield to_host(piece.column(name))
-    for column in columns:
-        for piece in parts(has_changed=True):
-            yield to_host(store.read(piece.rows, column.name))
-    for name in ("keys", "rows", "stamps"):
-        for piece in pending_pieces(table, num_slots):
-            yield to_host(piece.column(name))
+        yield from map(part.table.backend.to_host, part.read(name))
     if removed is not None:
         yield removed
 

@@ -1,9 +1,13 @@
-"""The base of all update rules, and a rule in one step.
+"""The base of all update rules, a rule in one step, and how it changes rows.
 
 What a step's kernel is called with is reckoned by kernels/update/scalars.h, for native code too.
 
 Only the touched rows change, states included ("lazy"): a row that has no gradient in a step keeps
 its momentum as it is.
+
+Rows of 16 bits lose steps smaller than half a unit of their last place where they are rounded to
+nearest. By random bits they are rounded up or down, exact in the mean. These bits depend on seed,
+key, column and step alone: not on the row number or the order of the rows.
 """
 
 import ctypes
@@ -16,9 +20,12 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
+from sok_lite.backend import Array, Backend
 from sok_lite.backend.build import find_rules
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import as_float
-from sok_lite.engine.rows.state_owner import Kinds
+from sok_lite.engine.rows.column import Kinds, States
+from sok_lite.engine.rows.store import RowStore
 
 Scalars = tuple[float | int, ...]  # ints where the kernel takes i64, floats where f32
 _MOST = float(np.finfo(np.float32).max)
@@ -233,3 +240,71 @@ def check_step(learning_rate: float, step: int) -> None:
         raise ValueError(f"`learning_rate` must be finite. Received: {learning_rate!r}.")
     if step < 1:
         raise ValueError(f"`step` must be >= 1, 1 for the first update. Received: {step}.")
+
+
+class RowStep(NamedTuple):
+    """A step of some rows of a table.
+
+    Attributes:
+      store: has the rows.
+      states: of the rule, and maybe others.
+      step: what to do with them.
+      rows: (u,) uint32, distinct; NO_ROW is skipped.
+      grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
+      rounding: of float16 and bfloat16 rows, by random bits: keys (u,) int64, C-contiguous, one of
+        each row, and a seed, 64 bits that stand for the table; None: to nearest even. Rows of
+        float32 and float64, and states, are never rounded further.
+    """
+
+    store: RowStore
+    states: States
+    step: RuleStep
+    rows: Array
+    grads: Array
+    rounding: tuple[Array, int] | None = None
+
+    @property
+    def noise(self) -> tuple[Array | None, int]:
+        """Returns keys and seed of the rounding, where there is one."""
+        return self.rounding if self.rounding and self.store.row_dtype.is_half else (None, 0)
+
+    @property
+    def kernel(self) -> str:
+        """Returns the name of the kernel that takes the step."""
+        form = "" if self.noise[0] is None else "_stochastic"
+        return f"{self.step.rule.kernel}{form}_{self.store.row_dtype.suffix}"
+
+    def pointers(self, column: str) -> Array | None:
+        """Returns the chunk addresses of a state's column; None: the step has no such state."""
+        return self.states[column].pointers if column in self.step.states else None
+
+    def launch(self, num_nonfinite: Array) -> Launch:
+        """Returns the launch that takes the step.
+
+        Args:
+          num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
+        """
+        num_rows = len(self.rows)
+        states = map(self.pointers, self.step.rule.columns)
+        columns = (self.store.column("value").pointers, *states)
+        where = (*columns, self.store.chunk_shift, self.store.dim, self.rows, self.grads)
+        how = (num_nonfinite, *self.noise, self.step.number, *self.step.scalars)
+        arguments = (*where, *how, num_rows)
+        launch: Launch = self.store.backend.prepared(self.kernel, num_rows, *arguments)
+        return launch
+
+
+def count_nonfinite_launch(
+    backend: Backend, grads: Array, rows: Array | None, num_nonfinite: Array
+) -> Launch:
+    """Returns the launch that counts gradient rows with a NaN or an infinity.
+
+    Args:
+      backend: where the arrays live.
+      grads: (u, dim) float32, C-contiguous.
+      rows: (u,) uint32; rows of NO_ROW are not counted. None: every row counts.
+      num_nonfinite: (1,) int64, grows by them.
+    """
+    num_rows, dim = grads.shape
+    arguments = (rows, grads, dim, num_nonfinite, num_rows)
+    return backend.prepared("count_nonfinite", num_rows, *arguments)

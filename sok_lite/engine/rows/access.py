@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import as_words
 from sok_lite.backend.launches import Launch, launch_all
-from sok_lite.engine.dtypes import RowDtype, as_words
+from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.column import Column
 
 

@@ -1,7 +1,17 @@
-"""One array of rows, in chunks that never move."""
+"""One array of rows, in chunks that never move, and the optimizer whose state it is.
+
+Columns with the same owner are the states of one optimizer. States of an optimizer that is gone are
+orphaned: they will be dropped. Free states, from a checkpoint for example, have had no optimizer
+yet. States that a restore gave to a living optimizer are its own; until it has used them, another
+optimizer of the same kinds may get a copy: a program may have made the optimizer again, and still
+refer to the old one.
+"""
 
 import copy
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -9,6 +19,39 @@ from sok_lite.backend import Array, Backend
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.record import ColumnRecord
 from sok_lite.engine.rows.slabs import Chunks
+
+
+@dataclass(frozen=True, eq=False)
+class StateOwner:
+    """The owner of the states of one optimizer, compared by identity.
+
+    Attributes:
+      reference: a weak reference to the optimizer; None: the states are free.
+      is_restored: whether a restore gave it the states, and it has not used them since.
+    """
+
+    reference: "weakref.ref[Any] | None" = None
+    is_restored: bool = False
+
+    @classmethod
+    def of(cls, optimizer: Any) -> "StateOwner":
+        """Returns a new owner; if the optimizer is None, its states are free."""
+        return cls(None if optimizer is None else weakref.ref(optimizer))
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; None: the states are free, or it is gone."""
+        return None if self.reference is None else self.reference()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the optimizer has used the states and is gone."""
+        return self.reference is not None and not self.is_restored and self.optimizer is None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next optimizer that needs the same states may take them over."""
+        return self.optimizer is None and not self.is_gone
 
 
 class Grown(NamedTuple):
@@ -31,8 +74,7 @@ class Column:
       row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
       record: where it is, as native code sees it: the address of `pointers`.
-      owner: of a state, a StateOwner (engine/rows/state_owner.py); None: the state is free and in
-        no group with others.
+      owner: of a state; None: the state is free and in no group with others.
     """
 
     def __init__(
@@ -46,7 +88,7 @@ class Column:
         far_file: FarFile | None,
         format_number: int = 0,
         state: str = "",
-        owner: Any = None,
+        owner: StateOwner | None = None,
     ) -> None:
         self.name = name
         self.state = state or name
@@ -62,6 +104,16 @@ class Column:
         self._memory: list[Array] = []
         self.pointers = backend.xp.zeros(0, np.uint64)
         self.record = ColumnRecord(0, shift, dim, format_number)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it is a state of a living optimizer."""
+        return self.owner is not None and self.owner.optimizer is not None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is a state of an optimizer that has used it and is gone."""
+        return self.owner is not None and self.owner.is_gone
 
     def new_memory(self, chunks: Chunks) -> list[Array]:
         """Returns memory that is not part of this column yet, zeroed: a slab for each tier."""
@@ -122,3 +174,16 @@ class Column:
         other.pointers = self._backend.xp.zeros(0, np.uint64)
         other.record = ColumnRecord(0, self.record.shift, self.dim, self.record.format)
         return other
+
+
+# By name as the optimizer has them.
+States: TypeAlias = Mapping[str, Column]
+# By name, elements of a row and what a new row has in them.
+Kinds: TypeAlias = Mapping[str, tuple[int, float]]
+# Of None those that no owner keeps together.
+StateGroups: TypeAlias = Mapping[StateOwner | None, States]
+
+
+def kinds_of(states: States) -> dict[str, tuple[int, float]]:
+    """Returns the kinds of some states."""
+    return {name: (column.dim, column.initial) for name, column in states.items()}

@@ -18,7 +18,7 @@ import copy
 import itertools
 import os
 from ctypes import addressof
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,16 +28,27 @@ from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.access import RowAccess
 from sok_lite.engine.rows.allocator import Claim, RowNumbers
-from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.column import Column, Kinds, StateGroups, StateOwner, States, kinds_of
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.memory import give_back, regain, return_blocks, tier_bytes
 from sok_lite.engine.rows.record import AccessRecord, FillRecord, StoreRecord
 from sok_lite.engine.rows.slabs import Chunks, Slabs
-from sok_lite.engine.rows.state_owner import SoleStates, StateGroups, StateOwner
-from sok_lite.engine.rows.states import add_states
 
 _serial = itertools.count(1)  # of what states stores have had
 NO_ROW = 0xFFFFFFFF  # the row number of a key that has no row; SOK_NO_ROW in kernels/platform.cuh
+
+
+class SoleStates(NamedTuple):
+    """All states of a store, where they have one owner.
+
+    Attributes:
+      owner: of all states; None: there are no states.
+      states, kinds: of the store.
+    """
+
+    owner: StateOwner | None
+    states: States
+    kinds: Kinds
 
 
 class RowStore(RowAccess):
@@ -170,19 +181,46 @@ class RowStore(RowAccess):
             raise
         return memory, self._far_file.num_bytes
 
-    add_states = add_states
+    def unused_name(self, state: str) -> str:
+        """Returns a name for the column of a state that no column has."""
+        names = itertools.chain([state], (f"{state} ({i})" for i in itertools.count(2)))
+        return next(name for name in names if name not in self.columns)
+
+    def add_states(self, kinds: Kinds, owner: StateOwner | None) -> list[Column]:
+        """Makes float32 columns for states, all of them or none, whatever others there are.
+
+        Args:
+          owner: of all of them; None: they are free.
+
+        Raises:
+          MemoryError: no memory for them; the store is as it was.
+        """
+        columns = [
+            self.new_column(self.unused_name(name), dim, np.dtype(np.float32), first, name, owner)
+            for name, (dim, first) in kinds.items()
+        ]
+        self.add_columns(columns)
+        return columns
 
     @property
     def state_groups(self) -> StateGroups:
-        """The states of each owner, in the order in which they were made."""
+        """The states of each owner, in the order in which they were made.
+
+        Those of None have no owner that keeps them together.
+        """
         groups = self.known_groups
         if groups is None:
             made: dict[StateOwner | None, dict[str, Column]] = {}
             for name in self.state_names:
                 column = self.columns[name]
                 made.setdefault(column.owner, {})[column.state] = column
-            groups = dict(made)
-            self.sole_states, self.known_groups = SoleStates.of(groups), groups
+            groups, self.sole_states = dict(made), None
+            if not made:
+                self.sole_states = SoleStates(None, {}, {})
+            elif len(made) == 1 and None not in made:
+                ((owner, states),) = made.items()
+                self.sole_states = SoleStates(owner, states, kinds_of(states))
+            self.known_groups = groups
         return groups
 
     def number_states(self) -> None:

@@ -1,26 +1,236 @@
-"""All that a table holds, on the host: taken out and put back.
+"""What a table holds, read from a table, a file or arrays: the form that all formats share.
 
-Formats of checkpoints are codecs over it.
+A `SavedPart` yields columns in chunks, so that never all of it is in memory. A `Content` is whole
+arrays on the host, for formats that have them whole. `restore.py` gives a table what parts have.
+What a key has that several parts have, and which optimizer states are one, is decided here.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import logging
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.aligned import aligned_empty
-from sok_lite.engine.optimizer_states import drop_orphaned_states
+from sok_lite.engine.batch import ShardedTable
+from sok_lite.engine.hashing import is_seed
+from sok_lite.engine.optimizer_states import State, drop_orphaned_states, numbered_states
 from sok_lite.engine.rows.store import RowStore
-from sok_lite.engine.table import restoring
+from sok_lite.engine.table.clock import Spans
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.joined import checked_facts
-from sok_lite.engine.table.pieces import outline
-from sok_lite.engine.table.saved import Saved, SavedPart
-from sok_lite.engine.table.state_columns import State
+from sok_lite.engine.table.hkv import HkvTable
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, IndexEntries
 from sok_lite.engine.table.table import EmbeddingTable
 
+_log = logging.getLogger("sok_lite")
+
 _CHUNK_BYTES = 8 << 20  # of rows that are read from a GPU together
+# What goes with each key beside its rows; of the index alone, so never more than this a key.
+ENTRY_BYTES = 32
+_LAST_EPOCH = 0xFFFFFFFF
+# What is known of the keys that were seen and have no row, by the name of the field of an entry.
+PENDING = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "last_seen"}
+
+# Says of some keys, (k,) of a table's key type on the host, which are those of a rank, (k,) bool.
+Owns: TypeAlias = Callable[[np.ndarray], np.ndarray]
+ArrayOf: TypeAlias = Callable[[Any], Any]
+# Which of a key counts that several parts have.
+Counts: TypeAlias = Literal["first", "last"]
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+class SavedRows(ABC):
+    """Keys and their rows, in chunks."""
+
+    @abstractmethod
+    def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[Array]:
+        """Yields a column in chunks, of the same lengths for every column.
+
+        Args:
+          name: "keys", (k,) of the table's key type, which may be distinct or not; "value", (k,
+            dim) of the row's storage dtype; or the place of a state among those of the part, (k,
+            its dim) float32.
+          wanted: numbers of the chunks that are to come, ascending; None: all.
+
+        Raises:
+          OSError: a file cannot be read. ValueError: it is corrupt.
+        """
+
+
+class SavedPart(SavedRows):
+    """A part of what was saved: all keys of it, and the rows of the first chunks of them, or all.
+
+    Attributes:
+      num_keys: how many keys it brings at most.
+      states: those that it has.
+      columns: what is known of each key, of "stamps", "scores" and "slots".
+      facts: num_lookups, and spans, when those were, which old checkpoints do not have; of a
+        "hybrid" table also capacity, strategy, epoch and where its slots are: bucket, segment,
+        num_slots, hash_seed.
+      num_with_rows: how many chunks of the keys have rows here, the first ones; None: all.
+      older: what has the rows of other keys, the newest first.
+      owns: says which keys count; None: all.
+      may_repeat: whether it may have keys of parts before, without a warning.
+    """
+
+    num_keys: int
+    states: Sequence["AnyState"]
+    columns: Collection[str]
+    facts: Mapping[str, Any]
+    num_with_rows: int | None = None
+    older: Sequence[SavedRows] = ()
+    owns: Owns | None = None
+    may_repeat: bool = False
+
+    @abstractmethod
+    def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[Array]:
+        """Yields a column as `SavedRows.read` does, or what is known of the keys.
+
+        Args:
+          name: also one of `columns`: "stamps", (k,) uint32, the number of the lookup that last saw
+            each key; "scores", (k,) uint64; "slots", (k,) int64, the number of the slot of each; or
+            "sighted_keys", (m,) of the table's key type, keys that were seen and have no row yet,
+            "sightings", (m,) uint32, how often, and "sighting_stamps", (m,) uint32, the number of
+            the lookup that last saw each; 0: nobody knows, as in old checkpoints. The chunks of
+            these three are like each other.
+        """
+
+    def corrupt(self, reason: str) -> ValueError:
+        """Returns the error that says so."""
+        return ValueError(f"What was saved is corrupt: {reason}.")
+
+
+class Saved(NamedTuple):
+    """All that a table is to hold.
+
+    Attributes:
+      parts: of a key that several have the first counts; each is on the host or the table's device.
+      pending: the parts, in the order in which they count for keys without a row.
+      states: those of all parts.
+      facts: of all parts together, as `SavedPart` lists them.
+    """
+
+    parts: Sequence[SavedPart]
+    pending: Sequence[SavedPart]
+    states: Sequence["JoinedState"]
+    facts: dict[str, Any]
+
+    @staticmethod
+    def of(parts: Sequence[SavedPart]) -> "Saved":
+        """Returns parts, one at least, as one: the states of any of them, and joined facts."""
+        facts = join_facts([dict(part.facts) for part in parts])
+        facts = facts if len(parts) == 1 else without_slots(facts)
+        return Saved(parts, parts, join_states([part.states for part in parts]), facts)
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys it has at most."""
+        return sum(part.num_keys for part in self.parts)
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether scores are known of all keys."""
+        return all("scores" in part.columns for part in self.parts if part.num_keys)
+
+
+# ---- a table -------------------------------------------------------------------------------------
+
+
+class TablePart(SavedPart):
+    """A table itself, in the order of its slots. Hold the table, as `changing_alone` does, from
+    before it is made to the last chunk.
+
+    Args:
+      table: the table.
+      num_bytes: of a chunk at most.
+
+    Attributes:
+      num_pending: keys that were seen and have no row yet.
+      states: with their columns.
+      num_slots: that are looked at together, so the most keys of a chunk.
+      since: keys come first that this lookup has seen, or a later one; of others there is no row.
+        None: all have rows, as they come.
+    """
+
+    may_repeat = True
+
+    def __init__(self, table: EmbeddingTable, num_bytes: int = _CHUNK_BYTES) -> None:
+        self.table, self.num_keys, self.num_pending = table, table.size, 0
+        self.since: int | None = None
+        has_scores = has_slots = False
+        if isinstance(table, HkvTable):
+            # Slots are found again by their numbers, but where a growth has failed on its way.
+            has_scores, has_slots = table.index.has_scores, table.index.is_regular
+            self.num_pending = 0 if table.pending is None else table.pending.size
+        self.columns = ["stamps", *["scores"] * has_scores, *["slots"] * has_slots]
+        self.facts: dict[str, Any] = _facts_of(table)
+        self.states: list[State] = numbered_states(table.store)
+        widest = max(column.row_bytes for column in table.store.columns.values())
+        self.num_slots = max(1, num_bytes // max(widest, ENTRY_BYTES))
+
+    def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[Array]:
+        table = self.table
+        if name in PENDING:
+            if table.pending is not None:
+                for piece in pieces(table, self.num_slots, table.pending):
+                    yield getattr(piece, PENDING[str(name)])
+            return
+        is_of_keys = name == "keys" or name in self.columns
+        for i, piece in enumerate(self._pieces(with_rest=is_of_keys)):
+            if wanted is not None and i not in wanted:
+                continue
+            if is_of_keys:
+                yield piece.column(str(name))
+            else:
+                column = self.states[name].rows.name if isinstance(name, int) else name
+                yield table.store.read(table.backend.xp.ascontiguousarray(piece.rows), column)
+
+    def _pieces(self, with_rest: bool) -> Iterator[IndexEntries]:
+        if self.since is None:
+            yield from pieces(self.table, self.num_slots)
+            return
+        for is_first in (True, False) if with_rest else (True,):
+            for piece in pieces(self.table, self.num_slots):
+                is_wanted = (piece.last_seen >= np.uint32(self.since)) == is_first
+                yield IndexEntries(*(array[is_wanted] for array in piece))
+
+
+def pieces(table: EmbeddingTable, num_slots: int, index: Any = None) -> Iterator[IndexEntries]:
+    """Yields all keys of a table, of its key type, with what is kept beside them.
+
+    Args:
+      num_slots: that are looked at together, so the most keys of a piece.
+      index: None: that of the table. Its pending counts are one too, and the counts its `rows`.
+    """
+    index = table.index if index is None else index
+    for first in range(0, index.num_slots, num_slots):
+        entries = index.entries(first, num_slots)
+        yield entries._replace(keys=table.key_dtype.from_int64(table.backend.xp, entries.keys))
+
+
+def _facts_of(table: EmbeddingTable) -> dict[str, Any]:
+    """Returns the facts that files have of a table, values that JSON knows."""
+    facts: dict[str, Any] = {"num_lookups": table.num_lookups, "spans": table.clock.spans._asdict()}
+    if isinstance(table, HkvTable):
+        index = table.index
+        facts |= {
+            "capacity": index.capacity,
+            "bucket": index.bucket,
+            "segment": index.sizes.unit,
+            "num_slots": index.num_slots - 2,
+            "hash_seed": index.seed,
+            "strategy": index.strategy,
+            "epoch": index.epoch,
+        }
+    return facts
+
+
+# ---- whole arrays --------------------------------------------------------------------------------
 
 
 class Content(NamedTuple):
@@ -35,8 +245,7 @@ class Content(NamedTuple):
       pending_keys: (m,) int64, distinct, ascending.
       pending: what is known of each of those, (m,) by name. Of a table "sightings", uint32, how
         often it was seen, and "sighting_stamps", uint32, the lookup that last saw it.
-      facts: number of lookups, their times and, of a "hybrid" table, what its index needs;
-        `saved.SavedPart` lists them. {}: a codec knows none.
+      facts: as `SavedPart` lists them. {}: a codec knows none.
     """
 
     keys: np.ndarray
@@ -54,41 +263,33 @@ def take(table: EmbeddingTable) -> Content:
     Raises:
       MemoryError: there is no memory for it.
     """
-    return alone(table, lambda: _taken(table))
+    return alone(table, lambda: _take(table))
 
 
-def _taken(table: EmbeddingTable) -> Content:
+def _take(table: EmbeddingTable) -> Content:
     drop_orphaned_states(table)
-    store, xp, host = table.store, table.backend.xp, table.backend.to_host
-    entries, what = table.index.entries(), outline(table)
+    part, xp, host = TablePart(table), table.backend.xp, table.backend.to_host
+    entries = table.index.entries()
     keys = table.key_dtype.from_int64(xp, entries.keys)
     order = xp.argsort(keys)
     rows = xp.ascontiguousarray(entries.rows[order])
-    values = aligned_empty((rows.size, table.dim), store.column().dtype)
-    _copy(store, rows, "value", values)
-    width = sum(column.dim for *_, column in what.states)
+    values = aligned_empty((rows.size, table.dim), table.store.column().dtype)
+    _copy(table.store, rows, "value", values)
+    # Side by side, as formats of TensorFlow have them: without another copy.
+    width = sum(state.dim for state in part.states)
     all_states = aligned_empty((rows.size, width), np.dtype(np.float32))
     states, end = [], 0
-    for number, name, column in what.states:
-        begin, end = end, end + column.dim
-        its_rows = all_states[:, begin:end]
-        _copy(store, rows, column.name, its_rows)
-        states.append(State(name, column.dim, column.initial, its_rows, number))
-    names = ["stamps", *["scores"] * what.has_scores, *["slots"] * what.has_slots]
-    columns = {name: host(entries.column(name)[order]) for name in names}
+    for state in part.states:
+        begin, end = end, end + state.dim
+        _copy(table.store, rows, state.rows.name, all_states[:, begin:end])
+        states.append(state._replace(rows=all_states[:, begin:end]))
+    columns = {name: host(entries.column(name)[order]) for name in part.columns}
     pending: list[Any] = [np.empty(0, dtype) for dtype in (np.int64, np.uint32, np.uint32)]
     if table.pending is not None:
         pending = [host(array) for array in table.pending.entries()[:3]]
     pending_keys, counts, last_seen = (array[np.argsort(pending[0])] for array in pending)
-    return Content(
-        host(keys[order]),
-        values,
-        states,
-        columns,
-        pending_keys,
-        {"sightings": counts, "sighting_stamps": last_seen},
-        what.facts,
-    )
+    known = {"sightings": counts, "sighting_stamps": last_seen}
+    return Content(host(keys[order]), values, states, columns, pending_keys, known, part.facts)
 
 
 def _copy(store: RowStore, rows: Array, column: str, out: np.ndarray) -> None:
@@ -103,32 +304,18 @@ def _copy(store: RowStore, rows: Array, column: str, out: np.ndarray) -> None:
         out[first : first + step] = backend.to_host(some)
 
 
-def restore(table: EmbeddingTable, content: Content) -> None:
-    """Makes a table hold a content and nothing else. Counters begin anew.
-
-    Args:
-      content: arrays of the host or of the table's backend.
-
-    Raises:
-      ValueError: the keys do not fit the key type or `max_capacity`, or the content contradicts
-        itself. The table is as it was.
-      MemoryError: no memory for it beside what the table holds; the table is as it was.
-    """
-    restoring.restore(table, as_saved(table, [content]))
-
-
 def as_saved(table: EmbeddingTable, contents: Sequence[Content]) -> Saved:
-    """Returns contents as parts that a table is to hold; of a key that several have the first
-    counts.
+    """Returns contents, of the host or the table's device, as parts that a table is to hold; of a
+    key that several have the first counts.
 
     Raises:
       ValueError: one contradicts itself.
     """
-    return Saved.of([_SavedContent(table, content) for content in contents])
+    return Saved.of([_ContentPart(table, content) for content in contents])
 
 
-class _SavedContent(SavedPart):
-    """A content, read in pieces."""
+class _ContentPart(SavedPart):
+    """A content, read in chunks."""
 
     def __init__(self, table: EmbeddingTable, content: Content) -> None:
         self._table = table.name
@@ -147,22 +334,22 @@ class _SavedContent(SavedPart):
                 )
         if bool((content.keys[1:] <= content.keys[:-1]).any()):
             raise self.corrupt("its keys repeat")
-        self.num_keys, self.facts = int(content.keys.size), content.facts
-        self.states = placed_states(content)
+        self.num_keys, self.states = int(content.keys.size), content.states
+        self.facts = content.facts
         self.columns = [name for name, column in content.columns.items() if column.size]
         pending_keys = content.pending_keys.astype(content.keys.dtype, copy=False)
-        self._arrays = {"keys": content.keys, "value": content.values}
-        self._arrays |= {**content.columns, "sighted_keys": pending_keys, **content.pending}
-        self._states = content.states
+        self._arrays: dict[Any, Any] = {"keys": content.keys, "value": content.values}
+        self._arrays |= content.columns
+        self._arrays |= {"sighted_keys": pending_keys, **content.pending}
+        self._arrays |= {i: state.rows for i, state in enumerate(content.states)}
         widest = max(8, *(its_rows.dtype.itemsize * dim for dim, its_rows in rows.values()))
         self._step = max(1, _CHUNK_BYTES // widest)
 
     def corrupt(self, reason: str) -> ValueError:
         return ValueError(f"What was saved of table {self._table!r} is corrupt: {reason}.")
 
-    def read(self, name: Any, wanted: Collection[int] | None = None) -> Iterator[Array]:
-        array = self._states[name].rows if isinstance(name, int) else self._arrays[name]
-        step = self._step
+    def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[Array]:
+        array, step = self._arrays[name], self._step
         for i in range(-(-len(array) // step)) if wanted is None else wanted:
             yield array[i * step : (i + 1) * step]
 
@@ -185,17 +372,317 @@ def check_sizes(content: Content, whose: str) -> None:
             )
 
 
-class NumberedState(NamedTuple):
-    """A state of a part, by its place there."""
+def select(content: Content, chosen: np.ndarray, pending: np.ndarray) -> Content:
+    """Returns some of the keys of a content, with what is known of them.
 
-    tensor: int
+    Where they had their slots is known of all keys together only.
+
+    Args:
+      chosen: (n,) bool, or distinct places of keys with a row, in the order that they are to have.
+      pending: (m,) bool, or such places of those without one.
+    """
+    if all(each.dtype == bool and bool(each.all()) for each in (chosen, pending)):
+        return content
+    some = with_arrays(content, lambda array: array[chosen], lambda array: array[pending])
+    if some.keys.size == content.keys.size:
+        return some
+    columns = {name: column for name, column in some.columns.items() if name != "slots"}
+    return some._replace(columns=columns, facts=without_slots(dict(some.facts)))
+
+
+def with_arrays(content: Content, of_keys: ArrayOf, of_pending: ArrayOf) -> Content:
+    """Returns a content with other arrays.
+
+    Args:
+      of_keys, of_pending: give each array of keys with a row, and of those without one, anew.
+    """
+    return Content(
+        of_keys(content.keys),
+        of_keys(content.values),
+        [s._replace(rows=of_keys(s.rows)) for s in map(State._make, content.states)],
+        {name: of_keys(column) for name, column in content.columns.items()},
+        of_pending(content.pending_keys),
+        {name: of_pending(column) for name, column in content.pending.items()},
+        content.facts,
+    )
+
+
+def owns(table: ShardedTable, rank: int, size: int) -> Owns:
+    """Returns what says which of some keys, (k,) of the table's key type, a rank of several owns.
+
+    Raises:
+      ValueError: when it is called: the table's rule has no owner for a key among so many ranks.
+    """
+
+    def are_own(keys: np.ndarray) -> np.ndarray:
+        if size == 1:
+            return np.ones(keys.size, bool)
+        kind = table.key_dtype
+        return np.asarray(table.owner.owners(kind.to_int64(np, keys), size, kind, np) == rank)
+
+    return are_own
+
+
+def owned_by(content: Content, are_own: Owns) -> Content:
+    """Returns the keys of a content that a rank owns, with what is known of them."""
+    pending = content.pending_keys.astype(content.keys.dtype)
+    return select(content, are_own(content.keys), are_own(pending))
+
+
+def in_order(content: Content) -> Content:
+    """Returns a content whose keys are distinct, in any order, with ascending ones."""
+    return select(content, _order(content.keys), _order(content.pending_keys))
+
+
+def _order(keys: np.ndarray) -> np.ndarray:
+    if bool((keys[1:] > keys[:-1]).all()):
+        return np.ones(keys.size, bool)
+    return np.argsort(keys)
+
+
+def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = None) -> Content:
+    """Returns the content that several parts of a table have together.
+
+    A state that a part does not have is what it begins with there. What is known of the keys of
+    some parts only is left out, and so is where they had their slots. Facts are those of the part
+    with most lookups.
+
+    Args:
+      parts: at least one.
+      whose: names the table in what is said.
+      counts: which part counts for a key that several have; None: none may.
+
+    Raises:
+      ValueError: a key comes in several parts, and none of them counts.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    keys = np.concatenate([part.keys for part in parts])
+    kept = one_of_each(keys, counts, whose)
+    pending_keys = np.concatenate([part.pending_keys for part in parts])
+    pending = _one_of_each(pending_keys, counts)
+    states = [
+        State(name, dim, initial, np.concatenate(_rows_of(parts, joined))[kept], group)
+        for joined in join_states([part.states for part in parts])
+        for name, dim, initial, group, _ in (joined,)
+    ]
+    facts = [dict(part.facts) for part in parts if part.facts]
+    return Content(
+        keys[kept],
+        np.concatenate([part.values for part in parts])[kept],
+        states,
+        _joined_columns([(part.keys, part.columns) for part in parts], kept),
+        pending_keys[pending],
+        _joined_columns([(part.pending_keys, part.pending) for part in parts], pending),
+        without_slots(join_facts(facts)) if facts else {},
+    )
+
+
+def _rows_of(parts: Sequence[Content], state: "JoinedState") -> list[np.ndarray]:
+    """Returns the rows of a state in each part."""
+    return [
+        part.states[state.places[i]].rows
+        if i in state.places
+        else np.full((part.keys.size, state.dim), state.initial, np.float32)
+        for i, part in enumerate(parts)
+    ]
+
+
+def _joined_columns(
+    parts: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]], kept: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns what is known of the keys of all parts; a part without keys does not count."""
+    first, *others = [columns for keys, columns in parts if keys.size] or [parts[0][1]]
+    names = [name for name in first if name != "slots" and all(name in each for each in others)]
+    return {
+        name: np.concatenate([first[name], *(each[name] for each in others)])[kept]
+        for name in names
+    }
+
+
+def one_of_each(keys: np.ndarray, counts: Counts | None, whose: str) -> np.ndarray:
+    """Returns the place of one of each distinct key, (k,) int64, in the order of the keys.
+
+    Keys that come again are counted, and the logger "sok_lite" warns of them.
+
+    Args:
+      keys: (n,) of several parts, one part after the other.
+      counts: which is taken of a key that comes more than once; None: none may.
+      whose: names the table in what is said.
+
+    Raises:
+      ValueError: a key comes more than once, and none counts.
+    """
+    places = _one_of_each(keys, counts)
+    num_repeated = keys.size - places.size
+    if num_repeated and counts is None:
+        raise ValueError(
+            f"What was saved of {whose} is corrupt: its parts have {num_repeated:,} keys in common."
+        )
+    warn_of_repeated(whose, num_repeated, counts or "first")
+    return places
+
+
+def _one_of_each(keys: np.ndarray, counts: Counts | None) -> np.ndarray:
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    is_new = np.ones(keys.size, bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    if counts == "last":
+        is_new = np.append(is_new[1:], True)[: keys.size]
+    return order[is_new]
+
+
+def warn_of_repeated(whose: str, num_repeated: int, counts: Counts = "first") -> None:
+    """Says how many keys of a table have come again in what was saved, if any."""
+    if num_repeated:
+        _log.warning(
+            "What was saved of %s has %s keys more than once: of each the %s one counts.",
+            *(whose, f"{num_repeated:,}", counts),
+        )
+
+
+# ---- what parts say of one table -----------------------------------------------------------------
+
+
+class AnyState(Protocol):
+    """An optimizer state of a part: a `State`, or that of a file."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def initial(self) -> float: ...
+    @property
+    def group(self) -> int | None: ...
+
+
+class JoinedState(NamedTuple):
+    """A state of a table.
+
+    Attributes:
+      name, dim, initial: the optimizer's name for it, elements of a row, of a new row.
+      group: number of the optimizer that it belongs to, among those of all parts; None: unknown.
+      places: its place among the states of each part, by the part's own; a part without it has no
+        entry.
+    """
+
     name: str
     dim: int
     initial: float
     group: int | None
+    places: dict[int, int]
 
 
-def placed_states(content: Content) -> list[NumberedState]:
-    """Returns the states of a content, each with its place there."""
-    states = enumerate(content.states)
-    return [NumberedState(i, s.name, s.dim, s.initial, s.group) for i, s in states]
+# A state: name, elements, initial value. Those of an optimizer: of each its place in each part.
+_Kind = tuple[str, int, float]
+_Group = dict[_Kind, dict[int, int]]
+
+
+def join_states(
+    parts: Sequence[Sequence[AnyState]], are_nested_one: bool = True
+) -> list[JoinedState]:
+    """Returns the states that any part has, group by group, first those in none.
+
+    Groups have numbers of their own in every part. The first with some states is the first with
+    these states in every part, and so on. Else groups are one of which one has all states of the
+    other: an optimizer may have got one more between two saves. A state of which nobody knows what
+    it belongs to is that of the first group which has it in other parts alone.
+
+    Args:
+      parts: what each has.
+      are_nested_one: False: only groups with the same states are one.
+    """
+    groups: list[_Group] = []
+    free: _Group = {}
+    for i, states in enumerate(parts):
+        own: dict[int | None, dict[_Kind, int]] = {}
+        for place, state in enumerate(states):
+            own.setdefault(state.group, {})[state.name, state.dim, state.initial] = place
+        for kind, place in own.pop(None, {}).items():
+            free.setdefault(kind, {})[i] = place
+        matches = _matches(list(own.values()), groups, are_nested_one)
+        for kinds, group in zip(own.values(), matches, strict=True):
+            for kind, place in kinds.items():
+                group.setdefault(kind, {})[i] = place
+    for kind, places in list(free.items()):
+        for group in groups:
+            if kind in group and not group[kind].keys() & places.keys():
+                group[kind] |= free.pop(kind)
+                break
+    numbered = [(None, free), *enumerate(groups, start=1)]
+    return [
+        JoinedState(*kind, number, places)
+        for number, group in numbered
+        for kind, places in group.items()
+    ]
+
+
+def _matches(
+    own: Sequence[Mapping[_Kind, Any]], groups: list[_Group], are_nested_one: bool
+) -> list[_Group]:
+    """Returns which group of all parts each of a part is; new ones are appended."""
+    found: dict[int, _Group] = {}
+    free = list(groups)
+    for is_like in (operator.eq, *[_are_nested] * are_nested_one):
+        for i, kinds in enumerate(own):
+            like = (k for k, each in enumerate(free) if is_like(each.keys(), kinds.keys()))
+            at = None if i in found else next(like, None)
+            if at is not None:
+                found[i] = free.pop(at)
+    for i in range(len(own)):
+        if i not in found:
+            groups.append({})
+            found[i] = groups[-1]
+    return [found[i] for i in range(len(own))]
+
+
+def _are_nested(one: KeysView[Any], other: KeysView[Any]) -> bool:
+    return one <= other or one >= other
+
+
+def checked_facts(facts: Any) -> Any:
+    """Returns the facts of a part, as somebody has saved them.
+
+    Raises:
+      ValueError: one is missing, or is none that a table has: it would be in the way of its next
+        lookup, epoch or dump.
+    """
+    if not isinstance(facts, Mapping):
+        raise ValueError(f"{facts!r} are no facts")
+    number_of(facts.get("num_lookups"), 0, LAST_LOOKUP_NUMBER)
+    if "spans" in facts:
+        Spans.of(facts["spans"], facts["num_lookups"])
+    if "strategy" in facts:
+        if type(facts["strategy"]) is not str:
+            raise ValueError(f"{facts['strategy']!r} is no strategy")
+        number_of(facts.get("epoch"), 0, _LAST_EPOCH)
+    if "capacity" in facts:
+        number_of(facts.get("bucket"), 1)
+    for name in ("capacity", "bucket", "segment", "num_slots"):
+        number_of(facts.get(name, 0))
+    number_of(facts.get("epoch", 0), 0, _LAST_EPOCH)
+    if not is_seed(facts.get("hash_seed", 0)):
+        raise ValueError(f"{facts['hash_seed']!r} is no seed of a hash")
+    return facts
+
+
+def number_of(value: Any, least: int = 0, most: int = 1 << 62) -> int:
+    """Returns an integer, or raises ValueError if it is none, or not in these bounds."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is no number from {least} to {most}")
+    return value
+
+
+def join_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the facts of the rank with most lookups: no later one has seen any key."""
+    newest = max(parts, key=lambda facts: facts["num_lookups"])
+    epochs = [facts["epoch"] for facts in parts if "epoch" in facts]
+    return newest | ({"epoch": max(epochs)} if epochs else {})
+
+
+def without_slots(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns facts that do not say where the slots of an index are."""
+    of_slots = ("segment", "num_slots", "hash_seed")
+    return {name: fact for name, fact in facts.items() if name not in of_slots}

@@ -29,7 +29,7 @@ class DetTable(EmbeddingTable):
       owner: which rank owns a key, the same on all ranks.
       init_capacity: keys to make room for at once.
       rounds_gradients: whether gradients travel to other ranks as bfloat16; see
-        engine/sent_gradients.py. The same on all ranks.
+        engine/batch_pooling.py. The same on all ranks.
     """
 
     var_type = "hbm"

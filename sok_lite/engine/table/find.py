@@ -14,11 +14,11 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.ragged import split, split_offsets
 from sok_lite.backend.uninterrupted import uninterrupted
-from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dedup import dedup, last_of_each, unique
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.segments import cut, group
+from sok_lite.engine.segments import group
 from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count, new_counters
@@ -364,7 +364,7 @@ def _with_occurrences(
     if not counting:
         return requests
     sizes, scores = [each.size for each in requests], [each.caller_scores for each in requests]
-    scores = _occurrences(backend, cut(keys, sizes), scores, counting)
+    scores = _occurrences(backend, split(keys, sizes), scores, counting)
     return [each._replace(caller_scores=its) for each, its in zip(requests, scores, strict=True)]
 
 
@@ -386,7 +386,7 @@ def _find_launches(
     pools_at_once = all(each.caller_scores is None for each in requests)
     launches = []
     for each, its_keys, its_rows, lookup_number, counts in zip(
-        requests, cut(keys, sizes), cut(rows, sizes), lookup_numbers, counters, strict=True
+        requests, split(keys, sizes), split(rows, sizes), lookup_numbers, counters, strict=True
     ):
         arrays = (its_keys, its_rows, counts)
         if pools_at_once and each.table.backend.name == "cpu" and _is_pooled(each):
@@ -489,7 +489,7 @@ def _occurrences(
         sums[1:] = xp.cumsum(xp.take(xp.concatenate(counts), groups.order))
         totals = xp.take(sums, end) - xp.take(sums, first)
     of_items = xp.take(totals.astype(np.uint64), distinct.inverse)
-    for i, its in zip(counting, cut(of_items, sizes), strict=True):
+    for i, its in zip(counting, split(of_items, sizes), strict=True):
         result[i] = its
     return result
 

@@ -25,12 +25,12 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.ragged import split
 from sok_lite.engine.dedup import Distinct, Missing, dedup
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.access import NewRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW, RowStore
-from sok_lite.engine.segments import cut
 from sok_lite.engine.table.admission import CountedKeys
 from sok_lite.engine.table.counters import Count, counter, new_counters
 from sok_lite.engine.table.parts import TableParts
@@ -278,8 +278,8 @@ def _new_keys(
 ) -> dict[int, _New]:
     """Returns the new keys of each of some tables."""
     sizes = np.diff(found.begin)
-    its_rows, its_numbers = cut(rows, sizes), cut(distinct.inverse, sizes)
-    new_keys = cut(distinct.keys, distinct.sizes)
+    its_rows, its_numbers = split(rows, sizes), split(distinct.inverse, sizes)
+    new_keys = split(distinct.keys, distinct.sizes)
     starts = distinct.starts.tolist()
     new = {}
     for i in tables:
@@ -305,7 +305,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     xp = backend.xp
     sizes = [int(each.keys.size) for each in choosing.values()]
     mask = xp.ones(sum(sizes), np.uint8)
-    masks = cut(mask, sizes)
+    masks = split(mask, sizes)
     deciding = []
     for each, its_mask in zip(choosing.values(), masks, strict=True):
         launches, each.counted_keys = each.request.table.admission_launches(
@@ -313,7 +313,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
         )
         deciding.append(launches)
     launch_all(*deciding)
-    sums = cut(xp.cumsum(mask, dtype=np.int64), sizes)
+    sums = split(xp.cumsum(mask, dtype=np.int64), sizes)
     counted = backend.to_host(counters).tolist()
     before, listing = 0, []
     for (i, each), its_mask, its_sums in zip(choosing.items(), masks, sums, strict=True):
@@ -801,7 +801,7 @@ def _insert_items(
     """
     sizes = np.diff(found.begin)
     number = backend.xp.empty(int(keys.size), np.int32)
-    its_keys, its_rows, its_numbers = (cut(each, sizes) for each in (keys, rows, number))
+    its_keys, its_rows, its_numbers = (split(each, sizes) for each in (keys, rows, number))
     items = {}
     for i in tables:
         new = _New(requests[i], its_rows[i], its_numbers[i], 0, its_keys[i])

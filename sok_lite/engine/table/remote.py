@@ -11,7 +11,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.engine.remote_update import RemoteStep
-from sok_lite.engine.rows.state_owner import Kinds, kinds_of
+from sok_lite.engine.rows.column import Kinds, kinds_of
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import check_rows, checked_deltas, checked_keys
 from sok_lite.engine.table.exclusive import Exclusive

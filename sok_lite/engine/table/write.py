@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import as_words
 from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.engine.dedup import dedup, last_of_each, unique
-from sok_lite.engine.dtypes import as_words, check_integer, no_copy
+from sok_lite.engine.dtypes import check_integer, no_copy
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import group, segment_sum
 from sok_lite.engine.table.arguments import (

@@ -349,6 +349,8 @@ def test_a_merge_keeps_states_of_an_optimizer_and_joins_them(backend, tmp_path):
 @pytest.mark.parametrize("name", ["keys", "stamps", "scores", "sightings", "value"])
 def test_a_merge_keeps_states_of_any_name(backend, tmp_path, name):
     saved, _ = filled(backend, 9, dim=2)
+    # One of the other has a state more: it is another optimizer.
+    acquire_states([saved], [{name: (2, 0.0), "more": (1, 0.0)}], [_other := Optimizer()])
     dump(tmp_path, [saved], ONE)
     table = new_table(backend, 2)
     table.find_or_insert([777])

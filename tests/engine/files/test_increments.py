@@ -14,15 +14,16 @@ from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine import named_states
-from sok_lite.engine.files import manifest, saved_file, table_file
+from sok_lite.engine.files import manifest, saved_file
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.source import checkpoint_sources
+from sok_lite.engine.optimizer_states import named_states, rename_state
 from sok_lite.engine.optimizers import Adagrad, Momentum
 from sok_lite.engine.table import content
 from sok_lite.engine.table.content import take
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
+from sok_lite.engine.table.restore import restore
 from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.steps import apply_updates
@@ -142,11 +143,11 @@ class Changes:
         apply_updates([update_of(self.table, rule, keys, grads, optimizer=optimizer)], 0.1, 1)
 
     def rename_a_state(self, keys, n):
-        states, new = named_states.named_states(self.table), f"{n}{len(keys)}"
-        names = [state.name for state in states if not state.is_used]
-        taken = {text for state in states for text in (state.name, state.kind)}
+        states, new = named_states(self.table), f"{n}{len(keys)}"
+        names = [state.rows.name for state in states if not state.rows.is_used]
+        taken = {text for state in states for text in (state.rows.name, state.name)}
         if names and new not in taken:  # it would be refused
-            named_states.rename_state(self.table, names[n % len(names)], new)
+            rename_state(self.table, names[n % len(names)], new)
 
     def drop_an_optimizer(self, keys, n):
         self.optimizers.pop(n % 3, None)
@@ -178,7 +179,7 @@ class Changes:
         if n % 3 == 0:
             taken = take(self.table)
             self.table.insert_or_assign(keys, self.rows(keys))
-            content.restore(self.table, taken)
+            restore(self.table, taken)
 
 
 OFTEN = ("look_up", "look_up_many", "update", "update", "update", "erase", "assign", "accumulate")
@@ -305,7 +306,7 @@ def test_a_state_that_was_renamed_goes_on(tmp_path, changes_row):
     table.assign_state("free", [1, 2], np.array([[1], [2]], np.float32))
     dump(tmp_path, [table], ONE)
     table.lookup([])
-    named_states.rename_state(table, "free", "m")
+    rename_state(table, "free", "m")
     if changes_row:
         table.assign_state("m", [2], np.array([[3]], np.float32))
     for n in (2, 3):
@@ -431,8 +432,8 @@ def spoil(table, path):
     return table
 
 
-def restore(table, path):
-    content.restore(table, take(table))
+def go_back(table, path):
+    restore(table, take(table))
     return table
 
 
@@ -455,7 +456,7 @@ def see_earlier(table, path):
 REASONS = {
     "another process wrote it": lambda table, path: changed(path.parent / "other"),
     "cannot tell": other_process,
-    "was restored": restore,
+    "was restored": go_back,
     "the table was restored": merge,
     "counted anew": halve,
     "given scores": see_earlier,
@@ -519,7 +520,7 @@ def test_ranks_dump_anew_together(tmp_path):
 
 def test_a_repeated_key_in_a_file_that_is_continued_moves_no_other_row(tmp_path, monkeypatch):
     """Only files of other programs have one. The part of rank 1 comes after it."""
-    of_table = table_file.pieces
+    of_table = content.pieces
 
     def repeating(table, num_slots):
         for piece in of_table(table, num_slots):
@@ -529,9 +530,9 @@ def test_a_repeated_key_in_a_file_that_is_continued_moves_no_other_row(tmp_path,
         table = new_table(get_backend("cpu"), 3)
         table.lookup(np.arange(comm.rank, 10, 2))
         table.lookup([])
-        monkeypatch.setattr(table_file, "pieces", repeating)
+        monkeypatch.setattr(content, "pieces", repeating)
         dump(tmp_path / "c", [table], comm)
-        monkeypatch.setattr(table_file, "pieces", of_table)
+        monkeypatch.setattr(content, "pieces", of_table)
         table.lookup([])
         if comm.rank == 0:
             table.erase([8])

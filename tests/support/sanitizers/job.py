@@ -440,7 +440,7 @@ def native():
         *(backend, UPDATES, nonfinite.ctypes.data, 0, rule.native.number),
         *(b"", (-1, -1), fields, fields, tuple(moved)),
     )
-    plans.plan_update(call.number, update)
+    update.note(call.number)
     written = [
         plans.WritePlan(backend, writing, True, False, False, 1.0, part)
         for writing, part in zip((plans.Writing.ADDS, plans.Writing.ASSIGNS), parts, strict=True)

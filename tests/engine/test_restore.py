@@ -1,7 +1,6 @@
 """A table is given parts that are read piece by piece, beside dicts that are given the same."""
 
 import tracemalloc
-from typing import NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,10 +13,10 @@ from sok_lite.engine.files import saved_file
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.table import content as content_module
-from sok_lite.engine.table import near_rows, restoring
-from sok_lite.engine.table.content import restore, take
-from sok_lite.engine.table.restoring import restore as restore_saved
-from sok_lite.engine.table.saved import Saved, SavedPart, SavedRows
+from sok_lite.engine.table import restore as restore_module
+from sok_lite.engine.table.content import Saved, SavedPart, SavedRows, take
+from sok_lite.engine.table.content import State as OptimizerState
+from sok_lite.engine.table.restore import restore
 from tests.conftest import QUICK
 from tests.support.helpers import new_table
 from tests.support.index_entries import entries_of
@@ -34,14 +33,6 @@ KINDS = {
     "kLfu": ROOMY | {"evict_strategy": "kLfu", "enter_threshold": 2},
     "kLfu in tiers": ROOMY | TIERS | {"evict_strategy": "kLfu"},
 }
-
-
-class StateFacts(NamedTuple):
-    name: str
-    dim: int
-    initial: float
-    group: int
-    tensor: str
 
 
 def numbers_of(keys, number):
@@ -67,9 +58,9 @@ class File(SavedRows):
     def read(self, name, wanted=None):
         if name == "keys":
             return self.pieces(self.keys, wanted)
-        if name == "m" and not self.has_state:
+        if name == 0 and not self.has_state:
             return iter(())
-        return self.pieces(rows_of(self.keys, self.number) * (-1 if name == "m" else 1), wanted)
+        return self.pieces(rows_of(self.keys, self.number) * (-1 if name == 0 else 1), wanted)
 
 
 class Made(File, SavedPart):
@@ -78,7 +69,7 @@ class Made(File, SavedPart):
     def __init__(self, keys, number, step, has_state, later, older, pending):
         super().__init__(keys, number, step, has_state)
         self.with_rows, self.pending = self.keys, np.array(pending, np.int64)
-        self.states = [StateFacts("m", DIM, 0.5, 1, "m")] if has_state else []
+        self.states = [OptimizerState("m", DIM, 0.5, None, 1)] if has_state else []
         self.columns, self.facts = ("stamps", "scores"), {"num_lookups": 40}
         self.facts |= {"strategy": "kLfu", "epoch": 0}
         self.later, self.older = np.array(later, np.int64), older
@@ -89,7 +80,7 @@ class Made(File, SavedPart):
         return np.concatenate([self.keys, self.later])
 
     def read(self, name, wanted=None):
-        if name in ("value", "m"):
+        if name in ("value", 0):
             return super().read(name, wanted)
         if "sight" in name:
             arrays = {"sighted_keys": self.pending, "sightings": numbers_of(self.pending, 7)}
@@ -160,10 +151,10 @@ def test_parts_are_restored_as_into_dicts(kind, drawn, step, is_foreign):
     expected, before = restored(parts, owns), State.of(table)
     if expected is None:
         with pytest.raises(ValueError, match="of its keys have no row there"):
-            restore_saved(table, Saved.of(parts))
+            restore(table, Saved.of(parts))
         assert State.of(table) == before
         return
-    restore_saved(table, Saved.of(parts))
+    restore(table, Saved.of(parts))
     audit(table)
     keys, values = table.export()
     numbers, held = table.find(keys).tolist(), entries_of(table)
@@ -200,7 +191,7 @@ def test_rows_of_an_older_file_are_not_those_of_another_parts_key(monkeypatch):
     # By the order in which it came, 105 has the number of the row that 0 gets for its low score.
     first = Made(range(1, 11), 0, 20, False, [0], [File(older, 9, 1, False)], [])
     second = Made(range(100, 106), 1, 20, False, [], [], [])
-    restore_saved(table, Saved.of([first, second]))
+    restore(table, Saved.of([first, second]))
     rows = table.store.read(table.find([0, 105]))
     assert rows[:, 0].tolist() == [901, 206]
 
@@ -245,15 +236,19 @@ def peak_of(call, table):
 )
 def test_a_load_has_few_bytes_a_key_beside_the_table(tmp_path, monkeypatch, how, most):
     n, piece = 100_000, 1 << 13
-    monkeypatch.setattr(restoring, "_TAKEN", piece // 4)
+    monkeypatch.setattr(restore_module, "_TAKEN", piece // 4)
     monkeypatch.setattr(saved_file, "CHUNK_BYTES", piece)
     monkeypatch.setattr("sok_lite.engine.files.item.CHUNK_BYTES", 4 * piece)
-    monkeypatch.setattr(near_rows, "_BITS", 8)
+    monkeypatch.setattr(restore_module, "_SCANNED", piece // 16)
+    monkeypatch.setattr(restore_module, "_BITS", 8)
     kind = {}
     if how == "in tiers":
         kind = ROOMY | {"max_capacity": 1 << 19, "max_hbm_for_vectors": 4 * DIM * n / 2**31}
     table, other = (new_table(get_backend("cpu"), DIM, **kind) for _ in range(2))
-    table.find_or_insert(np.random.default_rng(0).permutation(n))
+    keys = np.random.default_rng(0).permutation(n)
+    table.insert_or_assign(keys, rows_of(keys, 0))
+    for step in (2, 4) if how == "in tiers" else ():  # of the scores in the middle some come near
+        table.lookup(np.arange(0, n, step))
     dump(tmp_path, [table], ONE, chunk_bytes=piece)
     table.lookup([])
     if how == "increments":
@@ -264,3 +259,4 @@ def test_a_load_has_few_bytes_a_key_beside_the_table(tmp_path, monkeypatch, how,
     mode = "merge" if how == "merged" else "replace"
     assert peak_of(lambda: load(tmp_path, [other], ONE, mode), other) < most
     assert other.size == (n if how != "merged" else n + n // 2)
+    np.testing.assert_array_equal(other.store.read(other.find(keys)), rows_of(keys, 0))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
+from sok_lite.backend.ragged import split_offsets
 from sok_lite.comm import CommunicatorError, run_ranks
-from sok_lite.comm.protocol import split_offsets
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree

@@ -1,4 +1,8 @@
-"""Optimizer states as views, "slots" that are read and written by key like a variable."""
+"""The optimizer states of a variable's rows, as views that are read and written by key.
+
+An `OptimizerState` is one of all that a table has, to look at, set, rename and drop; a `SlotView`
+is that of one optimizer.
+"""
 
 import weakref
 from abc import ABC, abstractmethod
@@ -12,13 +16,23 @@ from sok_lite.backend import Array
 from sok_lite.bridge import table_ops
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
+from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.tf_private import OpDispatcher
 from sok_lite.bridge.type_spec import alive
-from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.optimizer_states import states_of
-from sok_lite.engine.rows.column import Column
-from sok_lite.engine.rows.state_owner import Kinds, kinds_of, owned
+from sok_lite.bridge.variable import TableVariable, variable_of_layer
+from sok_lite.engine.optimizer_states import (
+    State,
+    drop_state,
+    is_used,
+    named_states,
+    num_bytes_of,
+    owned,
+    rename_state,
+    state_column,
+    states_of,
+)
+from sok_lite.engine.rows.column import Column, Kinds, kinds_of
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 
@@ -166,7 +180,7 @@ class SlotView(StateView):
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
         table = variable.table
-        own = alone(table, lambda: owned(table.store.state_groups, optimizer))
+        own = alone(table, lambda: owned(table.store, optimizer))
         self._kinds = kinds_of(own) if own else kinds(table)
         super().__init__(variable, name)
 
@@ -184,6 +198,111 @@ class SlotView(StateView):
                 f"The optimizer has no state {self.name!r} in table {table.name!r}. It has {has}."
             )
         return states[self.name]
+
+
+def optimizer_states(variable: Any) -> "dict[str, OptimizerState]":
+    """Returns the optimizer states of a variable's rows on this rank, by name.
+
+    There are those of optimizers that have trained the variable, and those that a load or a
+    checkpoint brought and that no optimizer has taken over yet. What is done with one is done on
+    this rank alone: do it on every rank. Nothing is communicated.
+
+    Args:
+      variable: whose rows are in this process, or a sok_lite.keras.Table.
+
+    Returns:
+      Each state under a name that no other has: what its optimizer calls it, and a number behind
+      where several call theirs so.
+
+    Raises:
+      TypeError: not such a variable. RuntimeError: not in eager mode.
+    """
+    variable = variable_of_layer(variable)
+    if not isinstance(variable, TableVariable) or not variable.table.lists_states:
+        raise TypeError(
+            "optimizer_states() takes a variable whose rows are in this process, or a "
+            f"sok_lite.keras.Table. Received: {type(variable).__name__}."
+        )
+    found = _call_eagerly(variable, named_states)
+    return {state.rows.name: OptimizerState(variable, state) for state in found}
+
+
+@unconverted
+class OptimizerState(StateView):
+    """An optimizer state of a variable's rows: a float32 row for each key.
+
+    `sparse_read(keys)`, `tf.nn.embedding_lookup(state, keys)` and `export()` read it, `assign(keys,
+    values)` sets it. It is good as long as the variable is there and has the state.
+
+    Args:
+      variable: has the rows. This does not keep it alive.
+      state: which one it is.
+
+    Attributes:
+      name: no other state of the variable has it.
+      kind: what its optimizer calls it.
+      group: a number that states of one optimizer have in common; None: nothing says what belongs
+        together.
+      dimension: elements of a row.
+      initial_value: what they are in a new row.
+    """
+
+    def __init__(self, variable: TableVariable, state: State) -> None:
+        super().__init__(variable, state.rows.name)
+        self.kind, self.group, self.initial_value = state.name, state.group, state.initial
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the state on this rank, without what is set aside for further rows."""
+        return self._call(num_bytes_of)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether an optimizer has it; else the next one that has the same takes it over."""
+        return self._call(is_used)
+
+    def rename(self, name: str) -> None:
+        """Has a state that no optimizer uses called otherwise.
+
+        An optimizer takes over free states that have all of its names, dimensions and initial
+        values. So those of another optimizer, or of another library, can go on.
+
+        Raises:
+          ValueError: an optimizer uses it, there is no such state any more, or another one of its
+            group is called so. Nothing has changed.
+          RuntimeError: not in eager mode.
+        """
+        self.name = self._call(partial(rename_state, new_name=str(name)))
+        self.kind = str(name)
+
+    def drop(self) -> None:
+        """Gives its memory back. An optimizer that uses it begins it anew with its next step.
+
+        Raises:
+          ValueError: there is no such state any more. RuntimeError: not in eager mode.
+        """
+        self._call(drop_state)
+
+    def _call(self, function: Callable[..., Any]) -> Any:
+        return _call_eagerly(alive(self._variable), partial(function, name=self.name))
+
+    def _column(self, table: EmbeddingTable) -> Column:
+        return state_column(table, self.name)
+
+    def __repr__(self) -> str:
+        return (
+            f"<OptimizerState {self.name!r} of {alive(self._variable).name!r}: dimension "
+            f"{self.dimension}, {self.initial_value} in new rows>"
+        )
+
+
+def _call_eagerly(variable: TableVariable, function: Callable[[EmbeddingTable], Any]) -> Any:
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "Optimizer states are listed, renamed and dropped in eager mode only. Do it outside of "
+            "tf.function and of graphs of TF1."
+        )
+    return on_device(variable.table.backend, function, variable.table)
 
 
 class _Lookups(OpDispatcher):
