@@ -19,7 +19,7 @@ from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.content import Owns, Saved, SavedPart, SavedRows, owns
+from sok_lite.engine.table.content import PENDING, Owns, Saved, SavedPart, SavedRows, owns
 
 _Convert = Callable[[np.ndarray], np.ndarray]
 
@@ -177,7 +177,7 @@ class SavedFile(SavedPart):
         return self._rows.corrupt(reason)
 
     def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[np.ndarray]:
-        if name in ("sighted_keys", "sightings", "sighting_stamps"):
+        if name in PENDING:
             spans = self._rows.cut(0, self._num_pending)
         elif name == "keys" or name in self.columns:
             spans = self._spans

@@ -20,10 +20,10 @@ from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.files.text_file import find_texts, read_texts
-from sok_lite.engine.table.content import join_facts, join_states, without_slots
+from sok_lite.engine.table.content import PENDING, join_facts, join_states, without_slots
 
 # What goes with the keys that were seen and have no row, by column.
-PENDING_COLUMNS = ("sighted_keys", "sightings", "sighting_stamps")
+PENDING_COLUMNS = tuple(PENDING)
 _NUMBERS = {"stamps": "uint32", "scores": "uint64", "sightings": "uint32"}
 _NUMBERS["sighting_stamps"] = "uint32"
 

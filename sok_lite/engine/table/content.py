@@ -29,7 +29,7 @@ _log = logging.getLogger("sok_lite")
 
 _CHUNK_BYTES = 8 << 20  # of rows that are read from a GPU together
 # What goes with each key beside its rows; of the index alone, so never more than this a key.
-ENTRY_BYTES = 32
+_ENTRY_BYTES = 32
 _LAST_EPOCH = 0xFFFFFFFF
 # What is known of the keys that were seen and have no row, by the name of the field of an entry.
 PENDING = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "last_seen"}
@@ -171,7 +171,7 @@ class TablePart(SavedPart):
         self.facts: dict[str, Any] = _facts_of(table)
         self.states: list[State] = numbered_states(table.store)
         widest = max(column.row_bytes for column in table.store.columns.values())
-        self.num_slots = max(1, num_bytes // max(widest, ENTRY_BYTES))
+        self.num_slots = max(1, num_bytes // max(widest, _ENTRY_BYTES))
 
     def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[Array]:
         table = self.table

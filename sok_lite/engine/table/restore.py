@@ -34,6 +34,7 @@ from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.admission import MOST_SIGHTINGS, PendingCounts
 from sok_lite.engine.table.clock import Spans
 from sok_lite.engine.table.content import (
+    PENDING,
     Content,
     Saved,
     SavedPart,
@@ -758,8 +759,7 @@ def _restore_pending(
     device, host, xp = index.backend.from_host, index.backend.to_host, index.backend.xp
     now = np.uint32(saved.facts["num_lookups"])
     for part in saved.pending:
-        names = ("sighted_keys", "sightings", "sighting_stamps")
-        for keys, *numbers in zip(*map(part.read, names), strict=True):
+        for keys, *numbers in zip(*map(part.read, PENDING), strict=True):
             counts, last_seen = map(device, numbers)
             # Others stand for a key that is not there, and the next lookup or dump would lose it.
             num_wrong = int(xp.count_nonzero((counts == 0) | (counts > MOST_SIGHTINGS)))
