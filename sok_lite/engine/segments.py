@@ -12,7 +12,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, joined_launches
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.results import new_results
@@ -233,19 +233,3 @@ def copy_apart(
         for (suffix, out), its, size in of_tables
     ]
     publish(joined_launches(parts))
-
-
-def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
-    """Prepares to copy rows of 16- or 32-bit elements.
-
-    Args:
-      x: (m, dim), C-contiguous.
-      index: (n,) int32, each in [0, m).
-
-    Returns:
-      (`x[index]`, (n, dim) of x's dtype, which the action writes; the action).
-    """
-    out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
-    suffix, words = as_words(x)
-    where = (words, x.shape[1], index, as_words(out)[1], index.size)
-    return out, backend.prepared(f"dense_gather_{suffix}", index.size, *where)

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.pooling import coefficients_of, plan_combine, plan_combine_weight_grad
-from sok_lite.engine.segments import Terms, group, plan_gather, segment_sums
+from sok_lite.engine.segments import Terms, group, segment_sums
 
 
 def combine(backend, source, inverse, row_splits, weights, combiner, out=None):
@@ -35,7 +36,8 @@ def combine_weight_grad(backend, out_grads, source, inverse, row_splits, weights
 
 
 def gather_rows(backend, x, index):
-    """Returns `x[index]`, (n, dim) of the dtype of `x`; see `plan_gather`."""
-    out, action = plan_gather(backend, x, index)
-    action()
+    """Returns `x[index]`, (n, dim) of the dtype of `x`, C-contiguous."""
+    out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
+    (suffix, words), (_, into) = as_words(x), as_words(out)
+    backend.launch(f"dense_gather_{suffix}", index.size, words, x.shape[1], index, into, index.size)
     return out
