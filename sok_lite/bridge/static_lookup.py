@@ -53,17 +53,18 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
         refuse_xla(what)  # there a row that does not exist is another one
     if comm.is_alone:
         with _checked(static):
-            rows = [_read(each.spec, each.keys) for each in static]
-    else:
-        rows = _rows_of_ranks(comm, static, [each.spec for each in arguments], what)
-    with _known(comm):
+            return [_combined(each, *_read(each.spec, each.keys)) for each in static]
+    rows = _rows_of_ranks(comm, static, [each.spec for each in arguments], what)
+    with _known_after(comm, [returned for returned, _ in rows]):
         return [_combined(each, *its_rows) for each, its_rows in zip(static, rows, strict=True)]
 
 
-def _known(comm: Communicator) -> AbstractContextManager[None]:
-    """Returns a `with` block in which a failure fails the ranks that wait, eagerly; in a graph
-    nothing runs yet."""
-    return failure_known_to_all(comm) if tf.executing_eagerly() else nullcontext()
+def _known_after(comm: Communicator, came: list[tf.Tensor]) -> AbstractContextManager[Any]:
+    """Returns a `with` block of what comes after an exchange: other ranks wait for this one.
+
+    Eagerly, a failure fails them. In a graph what is wrong on this rank was said in the exchange.
+    """
+    return failure_known_to_all(comm) if tf.executing_eagerly() else tf.control_dependencies(came)
 
 
 def _checked(static: Sequence[Argument]) -> AbstractContextManager[Any]:
@@ -201,7 +202,7 @@ def _rows_of_ranks(
         num_told=1,
         collective=exchange.collective,
     )
-    with _known(comm):
+    with _known_after(comm, asked):
         rows = [tf.gather(*_read(*each)) for each in zip(specs, asked[:count], strict=True)]
     dtypes, gradient = [tf.float32] * count, exchange.gradient
     returned = operation(

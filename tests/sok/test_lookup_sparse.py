@@ -569,11 +569,15 @@ DENSE = tf.Variable(tf.zeros([3, 4]))
 LOCALIZED = sok.DynamicVariable(4, mode="localized:3")
 
 
+def of_unknown_length(vector):
+    if tf.executing_eagerly():
+        return tf.constant(vector)
+    return tf.identity(tf.compat.v1.placeholder_with_default(vector, [None]))
+
+
 def ragged_of(keys, splits):
-    """Returns what TensorFlow has not checked, nor knows the length of."""
-    splits = tf.constant(np.array(splits, np.int64))
-    if not tf.executing_eagerly():
-        splits = tf.identity(tf.compat.v1.placeholder_with_default(splits, [None]))
+    """Returns what TensorFlow has not checked."""
+    splits = of_unknown_length(np.array(splits, np.int64))
     keys = tf.constant(keys, tf.int64)
     return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
 
@@ -657,6 +661,17 @@ BAD_CALLS = {
     "too few weights": (
         lambda v: sok.lookup_sparse(v, IDS, tf.ragged.constant([[1.0], [2.0]])),
         ValueError,
+        "one weight for each key",
+    ),
+    "one weight": (
+        lambda v: sok.lookup_sparse(
+            v,
+            IDS,
+            tf.RaggedTensor.from_row_splits(
+                of_unknown_length([1.0]), IDS.row_splits, validate=False
+            ),
+        ),
+        (ValueError, tf.errors.InvalidArgumentError),
         "one weight for each key",
     ),
     "weights of other rows": (
