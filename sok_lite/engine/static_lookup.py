@@ -4,15 +4,12 @@ The rows are not the engine's: whoever has them reads them at the places that `a
 `exchange.return_rows` takes them to the ranks that asked, and `send_grads` brings gradients back.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work, joined_launches
-from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.comm.protocol import split_offsets
@@ -56,7 +53,10 @@ def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
     tables, sizes = cast(list[StaticTable], batch.tables), batch.layout.sizes
     with shared_failure(comm):
         count = wrong_splits(backend, batch.splits_of_parts(), sizes)
-        _count_outside(tables, cut(batch.keys, sizes), count)
+        num_rows = backend.from_host(np.array([table.num_rows for table in tables], np.int64))
+        table_of_key = numbers_of_tables(backend, np.arange(len(tables)), sizes)
+        is_outside = batch.keys >= backend.xp.take(num_rows, table_of_key)
+        count += (is_outside | (batch.keys < 0)).sum()
     sent = send(backend, comm, batch, tag, Check(count, partial(check, batch)))
     with failure_known_to_all(comm):
         num_received = sent.route.num_received
@@ -65,15 +65,6 @@ def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
         first = split_offsets(sent.route.num_sent)[:-1]
         numbers = sent.inverse - numbers_of_tables(backend, first, sizes)
         return Asked(cut(places, num_received), cut(numbers, sizes), sent.route)
-
-
-def _count_outside(tables: Sequence[StaticTable], keys: Sequence[Array], count: Array) -> None:
-    """Counts row numbers that do not exist in their table, by one launch, into (1,) int64."""
-    parts = []
-    for table, its_keys in zip(tables, keys, strict=True):
-        part = Work(len(its_keys), (its_keys, table.num_rows, count, len(its_keys)))
-        parts.append((table.backend, "keys_count_outside", part))
-    publish(joined_launches(parts))
 
 
 def check(batch: Batch) -> None:
