@@ -50,7 +50,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     static = [each for each in arguments if each.spec.is_static]
     refuse_replicas(what)
     if not tf.executing_eagerly():
-        refuse_xla(what)  # there a row that does not exist is another one
+        refuse_xla(what)  # it would read some other row for one that there is not
     if comm.is_alone:
         with _checked(static):
             return [_combined(each, *_read(each.spec, each.keys)) for each in static]
@@ -70,7 +70,7 @@ def _known_after(comm: Communicator, came: list[tf.Tensor]) -> AbstractContextMa
 def _checked(static: Sequence[Argument]) -> AbstractContextManager[Any]:
     """Returns a `with` block that is reached where all rows are there, and matrices are right.
 
-    What is wrong is said by what several ranks ask. In a graph that runs where something may be.
+    Else the check of several ranks raises. In a graph it runs only where something may be wrong.
     """
     batches = BatchOfInputs([each.spec for each in static], get_backend("cpu"))
     tables = live_tables([each.spec.variable for each in static])
@@ -265,8 +265,7 @@ class _Exchange:
             batch = self._batches.make(self._tables(self._static), self._batches.given(arrays))
         asked = static_lookup.ask(self.backend, comm, batch, self._tag)
         with failure_known_to_all(comm):
-            for number, each in enumerate([*asked.places, *asked.numbers, asked.route.order]):
-                outputs.give(number, each)
+            outputs.give_several(0, [*asked.places, *asked.numbers, asked.route.order])
             outputs.tell(0, asked.route.told)
 
     def answer(self, outputs: Outputs, arrays: list[Array]) -> None:
@@ -285,8 +284,8 @@ class _Exchange:
             stored = [f.to_storage(xp, each) for f, each in zip(formats, rows, strict=True)]
         returned = return_rows(route, stored)
         with failure_known_to_all(self._comm):
-            for number, (its_format, each) in enumerate(zip(formats, returned, strict=True)):
-                outputs.give(number, its_format.to_float32(xp, each))
+            pairs = zip(formats, returned, strict=True)
+            outputs.give_several(0, [f.to_float32(xp, each) for f, each in pairs])
 
     def take_back(self, outputs: Outputs, arrays: list[Array]) -> None:
         """Sends gradients the other way.
@@ -299,8 +298,7 @@ class _Exchange:
             route = self._route(order, told)
         received = send_grads(route, grads)
         with failure_known_to_all(self._comm):
-            for number, each in enumerate(received):
-                outputs.give(number, each)
+            outputs.give_several(0, received)
 
     def _route(self, order: Array, told: Array) -> Route:
         none = np.zeros(len(self._static), np.int64)  # on one rank nobody counts

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge import job
 from tests.sok.test_lookup_sparse import a_batch, as_dense, dense_lookup, loss_of
 
 NUM_ROWS = 60
@@ -69,6 +70,26 @@ def test_outputs_and_gradients_are_tensorflows(params, mode, weighted, kind):
         )
     for mine, other in zip(by_weights, dense_by_weights, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rank_that_others_may_join_gives_the_same(params, mode, monkeypatch):
+    """By the operations of several ranks, as in an elastic job; rows of 16 bits too."""
+    tables = [params[0][0], sok.Variable(rows_of(5, 3), dtype=tf.bfloat16), params[0][2]]
+    ids, weights = zip(*(a_batch(seed, 33) for seed in range(3)), strict=True)
+
+    def run():
+        with tf.GradientTape() as tape:
+            tape.watch(weights[0].values)
+            out = sok.lookup_sparse(tables, list(ids), [weights[0], None, None], "mean")
+            loss = loss_of([tf.cast(each, tf.float32) for each in out])
+        grads = tape.gradient(loss, [*tables, weights[0].values])
+        return *out, *(tf.convert_to_tensor(each) for each in grads)
+
+    expected = run()
+    monkeypatch.setattr(type(job.communicator()), "is_alone", False)
+    for mine, other in zip(mode(run)(), expected, strict=True):
+        mine, other = (tf.cast(each, tf.float32) for each in (mine, other))
+        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)
 
 
 def test_the_gradient_has_each_row_once(mode):
