@@ -582,6 +582,13 @@ def ragged_of(keys, splits):
     return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
 
 
+def one_weight(variable):
+    ids = ragged_of([1, 2], [0, 2])
+    weights = of_unknown_length([1.0])
+    weights = tf.RaggedTensor.from_row_splits(weights, ids.row_splits, validate=False)
+    return sok.lookup_sparse(variable, ids, weights)
+
+
 BAD_CALLS = {
     "unknown combiner": (
         lambda v: sok.lookup_sparse(v, IDS, combiners="max"),
@@ -664,13 +671,7 @@ BAD_CALLS = {
         "one weight for each key",
     ),
     "one weight": (
-        lambda v: sok.lookup_sparse(
-            v,
-            IDS,
-            tf.RaggedTensor.from_row_splits(
-                of_unknown_length([1.0]), IDS.row_splits, validate=False
-            ),
-        ),
+        one_weight,
         (ValueError, tf.errors.InvalidArgumentError),
         "one weight for each key",
     ),
