@@ -205,18 +205,6 @@ SOK_KERNEL(splits_count_wrong)
 }
 SOK_EXPORT(splits_count_wrong)
 
-// Counts keys that are not in [0, num_rows).
-//
-// keys   (n,)
-// count  (1,)  grows
-SOK_KERNEL(keys_count_outside)
-(const SokShare share, const i64* keys, i64 num_rows, i64* count, i64 n) {
-  i64 outside = 0;
-  SOK_FOR_EACH(i, n) { outside += (u64)keys[i] >= (u64)num_rows; }
-  sok_count(count, outside);
-}
-SOK_EXPORT(keys_count_outside)
-
 // The row of every item, and the factor of the gradient of that row for the item.
 //
 // splits        (batch + 1,)  row splits; null: all rows have `length` items

@@ -50,10 +50,10 @@ constexpr Type kTypes[] = {
     {"SokLookupGradient", false, true, false, false, Gradient},
     // Where there may be several ranks, which all have to come to it.
     {"SokLookupGradientOfRanks", false, true, true, true},
-    // A lookup in tables whose rows TensorFlow keeps: which rows are to be read, and what is done
-    // with them.
+    // A lookup of several ranks in tables whose rows TensorFlow keeps: which rows are to be read,
+    // and where they are sent.
     {"SokStaticPlaces", false, false, true, true},
-    {"SokStaticLookup", false, false, true, true},
+    {"SokStaticRows", false, false, true, true},
     {"SokUpdate", true, false, true, false, Update},
     {"SokMethod", true, false, true, false, Method},
     // All rows of a table, with a gradient.

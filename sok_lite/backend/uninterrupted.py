@@ -8,7 +8,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 # Those whose handlers programs let raise.
-_SIGNALS = [
+_SIGNALS: list[signal.Signals] = [
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
@@ -25,7 +25,7 @@ class _Uninterrupted:
         # Only the main thread looks at these.
         self._depth = 0
         self._handlers: dict[int, Any] = {}
-        self._caught: list[int] = []
+        self._caught: list[signal.Signals] = []
 
     def __enter__(self) -> None:
         if threading.get_ident() != threading.main_thread().ident:
@@ -59,7 +59,7 @@ class _Uninterrupted:
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
         if number not in self._caught:  # as the system does with one that is pending
-            self._caught.append(number)
+            self._caught.append(signal.Signals(number))
 
 
 _uninterrupted = _Uninterrupted()

@@ -28,8 +28,8 @@ def look_up(
 ) -> list[tf.Tensor]:
     """Looks keys up in the tables of all ranks, and combines them row by row.
 
-    Every rank must call it. It is one operation forward and one backward; static tables have two
-    and one of their own, which come first.
+    Every rank must call it. It is one operation forward and one backward. Static tables come first,
+    by TensorFlow's own operations; on several ranks they have two and one of ours.
 
     Args:
       arguments: of each table, at least one.

@@ -2,6 +2,8 @@
 
 import functools
 import weakref
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,6 +79,14 @@ class TableSpec:
     @property
     def is_static(self) -> bool:
         return self.num_rows is not None
+
+
+def tag_of(what: str, tables: Sequence[TableSpec]) -> int:
+    """Returns a number that is equal on all ranks for one call, and tells it from most."""
+    formats = [
+        (t.dim, t.key_type.name, t.dtype.name, t.owner, t.num_rows, t.combiner) for t in tables
+    ]
+    return zlib.crc32(f"{what} {formats}".encode())
 
 
 class Argument(NamedTuple):

@@ -110,30 +110,17 @@ def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
     return results
 
 
-@tf.RegisterGradient("SokStaticLookup")
-@tf.RegisterGradient("SokStaticLookupInOrder")
+@tf.RegisterGradient("SokStaticRows")
+@tf.RegisterGradient("SokStaticRowsInOrder")
 def _of_static(op: Any, *gradients: Any) -> list[Any]:
-    """Returns the gradients by the rows that were read, and by the weights."""
-    facts = Facts.of(op)
-    count, end = len(facts.dims), len(op.inputs) - op.get_attr("K")
-    num_weighted = len(op.outputs) - count
-    what = _what(op, facts)
+    """Returns the gradients by the rows that this rank has sent to others."""
+    facts, what = Facts.of(op), _what(op, Facts.of(op))
     refuse_replicas(f"The gradient of {what}")
-    weights = _weights(op, 1 + count, num_weighted)
-    found = _run(
-        op,
-        0,
-        facts,
-        what,
-        gradients,
-        [*op.inputs[1 + count : end], *op.outputs[count:]],
-        list(op.inputs[end:]),
-        [tf.float32] * (count + num_weighted),
-    )
-    results: list[Any] = [None] * len(op.inputs)
-    rows = range(1, 1 + count)
-    _set_gradients(results, op, rows, found[:count])
-    _set_gradients(results, op, weights, found[count:])
+    *rows, order, told = op.inputs[1:]
+    types = [tf.float32] * len(rows)
+    found = _run(op, 0, facts, what, gradients, [order], [told], types)
+    results = [None] * len(op.inputs)
+    _set_gradients(results, op, range(1, 1 + len(rows)), found)
     return results
 
 

@@ -78,16 +78,16 @@ class BatchOfInputs:
         self.num_numbers = [*of_rows, *of_weights].count(False)
         self._layout: Layout | None = None  # of the last batch: most have the same
 
-    def given(self, arrays: Sequence[Array], numbers: Sequence[np.ndarray]) -> list[Given]:
+    def given(self, arrays: Sequence[Array]) -> list[Given]:
         """Returns the arrays of each table. It looks at no element on a GPU.
 
         Args:
-          arrays, numbers: what became of the tensors of `inputs_of`; other ones may follow.
+          arrays: what became of the tensors of `inputs_of`, numbers last; others may be between.
 
         Raises:
           ValueError: row splits of length 0, or a sparse matrix of fewer rows than none.
         """
-        on_device, on_host = iter(arrays), iter(numbers)
+        on_device, on_host = iter(arrays), iter(arrays[len(arrays) - self.num_numbers :])
         result = []
         for spec in self._tables:
             keys = next(on_device).reshape(-1)

@@ -188,7 +188,13 @@ class Outputs:
 
     def give(self, number: int, array: Array) -> None:
         """Copies an array to an output."""
-        self.empty(number, array.shape)[...] = array
+        self.give_several(number, [array])
+
+    def give_several(self, first: int, arrays: Sequence[Array]) -> None:
+        """Copies arrays, of as many dimensions each, to outputs that follow each other."""
+        outputs = self.several(first, [array.shape for array in arrays])
+        for output, array in zip(outputs, arrays, strict=True):
+            output[...] = array
 
     def tell(self, number: int, numbers: np.ndarray) -> None:
         """Gives numbers, int64, which are on the host wherever the operation is.

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work, as_words
-from sok_lite.backend.launches import Launch
+from sok_lite.backend.base import Work
 from sok_lite.backend.ragged import new_results, split_offsets
 from sok_lite.engine.sort import sort_items
 
@@ -155,19 +154,3 @@ def segment_sum(
     """
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
     return segment_sums(backend, groups, Terms([rows]))[0]
-
-
-def gather_launch(backend: Backend, x: Array, index: Array) -> tuple[Array, Launch]:
-    """Returns a copy of rows of 16- or 32-bit elements, and the launch that writes it.
-
-    Args:
-      x: (m, dim), C-contiguous.
-      index: (n,) int32, each in [0, m).
-
-    Returns:
-      (`x[index]`, (n, dim) of x's dtype; the launch).
-    """
-    out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
-    suffix, words = as_words(x)
-    where = (words, x.shape[1], index, as_words(out)[1], index.size)
-    return out, backend.prepared(f"dense_gather_{suffix}", index.size, *where)

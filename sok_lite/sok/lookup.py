@@ -71,10 +71,10 @@ def lookup_sparse(
 
     Every rank must call it, with the same tables in the same order; batches may differ in size.
     Keys that no rank has seen are inserted. In a graph the whole call is one operation forward and
-    one backward; static variables have two and one of their own. In a TF1 graph nothing orders two
-    such calls, so rank 0 says whose turn it is: build the same graphs in the same order on all
-    ranks and fetch the same, or make one call per step, which is faster. docs/howto/tf1-graphs.md
-    has more.
+    one backward; static variables have TensorFlow's, and on several ranks two and one of their own.
+    In a TF1 graph nothing orders two such calls, so rank 0 says whose turn it is: build the same
+    graphs in the same order on all ranks and fetch the same, or make one call per step, which is
+    faster. docs/howto/tf1-graphs.md has more.
 
     Args:
       params: a DynamicVariable, a static `sok.Variable`, or a list of both; one may come several

@@ -239,7 +239,7 @@ def test_the_package_has_one_door_to_python():
     # What only raises, and never runs where all is well; and what looks at the first batch of a
     # training, without a table.
     files = {file for file, _, _ in places("numpy_function")}
-    assert files == {"row_gradient.py", "data.py"}
+    assert files == {"row_gradient.py", "static_lookup.py", "data.py"}
 
 
 @pytest.mark.full_only("makes each call of the package")

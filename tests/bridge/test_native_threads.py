@@ -202,7 +202,7 @@ def test_a_change_within_a_lookup_that_python_goes_on_with_is_refused(kind, name
     places = itertools.count()
 
     def as_a_finalizer_does():
-        has_begun = table.is_changing or table.record.is_settled == 2  # as native code hands it over
+        has_begun = table.is_changing or table.record.is_settled == 2  # handed over
         if not table.lock._is_owned() or not has_begun:
             return
         if next(places) % (11 if QUICK else 3):

@@ -9,7 +9,7 @@ import sok_lite as sok
 from sok_lite.bridge import job, static_lookup
 from sok_lite.comm import CommunicatorError, SingleCommunicator
 from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
-from sok_lite.engine import static_lookup as engine_lookup
+from sok_lite.engine.route import Route
 from tests.ranks.test_localized import share, to_ragged
 from tests.support.step_oracle import random_ragged
 
@@ -117,23 +117,25 @@ def test_static_tables_train_as_on_one_rank(comm, make, wrapped, monkeypatch):
         np.testing.assert_allclose(rows, expected_rows, rtol=1e-5, atol=1e-6, err_msg=table.name)
 
 
-@pytest.mark.parametrize("mode", [None, "localized:0", "last"])
-def test_a_row_for_each_key(comm, mode):
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [(None, "float32"), ("localized:0", "bfloat16"), ("last", "float16")]
+)
+def test_a_row_for_each_key(comm, mode, dtype):
     mode = f"localized:{comm.size - 1}" if mode == "last" else mode
-    table = sok.Variable(rows_of(0), mode=mode)
+    table = sok.Variable(rows_of(0), mode=mode, dtype=dtype)
     # The last of several ranks asks for nothing.
     keys = np.array([7, 0, 7, NUM_ROWS - 1])
     keys = keys[:0] if 0 < comm.rank == comm.size - 1 else keys
     with tf.GradientTape() as tape:
         rows = sok.all2all_dense_embedding(table, keys)
         loss = tf.reduce_sum(rows)
-    np.testing.assert_array_equal(rows, rows_of(0)[keys])
+    np.testing.assert_array_equal(rows, tf.cast(rows_of(0), dtype).numpy()[keys])
     grads = tape.gradient(loss, table)
     places, values = (
         comm.allgatherv(np.ascontiguousarray(each)).rows
         for each in (
             grads.indices.numpy() if mode else grads.indices.numpy() * comm.size + comm.rank,
-            grads.values.numpy(),
+            tf.cast(grads.values, tf.float32).numpy(),
         )
     )
     expected = np.zeros((NUM_ROWS, DIM))
@@ -196,9 +198,9 @@ def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
 @pytest.mark.parametrize(
     ("module", "name", "run"),
     [
-        (static_lookup, "_read_rows", lambda call: call),  # in a graph that is TensorFlow's
-        (engine_lookup.Sent, "of", lambda call: call),
-        (engine_lookup.Sent, "of", tf.function),
+        (static_lookup, "_read", lambda call: call),  # in a graph that is TensorFlow's
+        (Route, "of_told", lambda call: call),
+        (Route, "of_told", tf.function),
     ],
     ids=["read", "taken, eager", "taken, tf.function"],
 )

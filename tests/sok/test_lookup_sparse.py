@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -566,6 +567,28 @@ def test_static_shapes_are_kept(pairs):
 IDS = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
 DENSE = tf.Variable(tf.zeros([3, 4]))
 LOCALIZED = sok.DynamicVariable(4, mode="localized:3")
+
+
+def of_unknown_length(vector):
+    if tf.executing_eagerly():
+        return tf.constant(vector)
+    return tf.identity(tf.compat.v1.placeholder_with_default(vector, [None]))
+
+
+def ragged_of(keys, splits):
+    """Returns what TensorFlow has not checked."""
+    splits = of_unknown_length(np.array(splits, np.int64))
+    keys = tf.constant(keys, tf.int64)
+    return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
+
+
+def one_weight(variable):
+    ids = ragged_of([1, 2], [0, 2])
+    weights = of_unknown_length([1.0])
+    weights = tf.RaggedTensor.from_row_splits(weights, ids.row_splits, validate=False)
+    return sok.lookup_sparse(variable, ids, weights)
+
+
 BAD_CALLS = {
     "unknown combiner": (
         lambda v: sok.lookup_sparse(v, IDS, combiners="max"),
@@ -647,6 +670,11 @@ BAD_CALLS = {
         ValueError,
         "one weight for each key",
     ),
+    "one weight": (
+        one_weight,
+        (ValueError, tf.errors.InvalidArgumentError),
+        "one weight for each key",
+    ),
     "weights of other rows": (
         lambda v: sok.lookup_sparse(v, IDS, tf.ragged.constant([[1.0], [2.0, 3.0]])),
         (ValueError, tf.errors.InvalidArgumentError),
@@ -659,6 +687,28 @@ BAD_CALLS = {
         (ValueError, tf.errors.InvalidArgumentError),
         "row-major order.*tf.sparse.reorder",
     ),
+    "sparse ids of rows that there are not": (
+        lambda v: sok.lookup_sparse(
+            v, tf.SparseTensor([[0, 0], [2, 0]], tf.constant([1, 2], tf.int64), [2, 1])
+        ),
+        (ValueError, tf.errors.InvalidArgumentError),
+        r"rows of a SparseTensor must be in \[0, 2\).*Received: rows 0 to 2",
+    ),
+    "row splits that fall": (
+        lambda v: sok.lookup_sparse(v, ragged_of([1, 2], [0, 2, 1, 2])),
+        (ValueError, tf.errors.InvalidArgumentError),
+        "must rise from 0 to the number of its keys, 2.*with a fall between",
+    ),
+    "row splits of fewer keys": (
+        lambda v: sok.lookup_sparse(v, ragged_of([1, 2], [0, 1])),
+        (ValueError, tf.errors.InvalidArgumentError),
+        "must rise from 0 to the number of its keys, 2. Received: 0 to 1",
+    ),
+    "row splits of no length": (
+        lambda v: sok.lookup_sparse(v, ragged_of([1, 2], [])),
+        (ValueError, tf.errors.InvalidArgumentError),
+        "Received: row splits of length 0",
+    ),
     "a rank that there is not": (
         lambda v: sok.lookup_sparse(LOCALIZED, IDS),
         RuntimeError,
@@ -670,8 +720,9 @@ BAD_CALLS = {
 @pytest.mark.parametrize(("call", "error", "text"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
 def test_bad_calls_are_refused_before_anything_changes(call, error, text, mode):
     table = sok.DynamicVariable(4)
-    with pytest.raises(error, match=text):
-        mode(lambda: call(table))()
+    for variable in (table, sok.Variable(tf.zeros([4, 4]))):
+        with pytest.raises(error, match=text):
+            mode(partial(call, variable))()
     assert table.table.size == 0
 
 
@@ -694,16 +745,9 @@ def test_it_needs_init_where_there_are_ranks(two_launched):
 @pytest.mark.parametrize("run", [lambda f: f(), lambda f: tf.function(f)()], ids=["eager", "graph"])
 def test_row_splits_of_no_length_are_refused_before_anything_is_looked_up(run):
     tables = [sok.DynamicVariable(128, name="a"), sok.DynamicVariable(16, name="b")]
-    keys = tf.constant([1, 2], tf.int64)
-
-    def ids(splits):
-        splits = tf.convert_to_tensor(np.array(splits, np.int64))
-        if not tf.executing_eagerly():
-            splits = tf.identity(tf.compat.v1.placeholder_with_default(splits, [None]))
-        return tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
-
+    ids = ([], [0, 2])
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="length 0"):
-        run(lambda: sok.lookup_sparse(tables, [ids([]), ids([0, 2])], combiners="sum"))
+        run(lambda: sok.lookup_sparse(tables, [ragged_of([1, 2], each) for each in ids]))
     assert [table.table.size for table in tables] == [0, 0]
 
 

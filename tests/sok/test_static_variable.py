@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge import job
 from tests.sok.test_lookup_sparse import a_batch, as_dense, dense_lookup, loss_of
 
 NUM_ROWS = 60
@@ -69,6 +70,26 @@ def test_outputs_and_gradients_are_tensorflows(params, mode, weighted, kind):
         )
     for mine, other in zip(by_weights, dense_by_weights, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rank_that_others_may_join_gives_the_same(params, mode, monkeypatch):
+    """By the operations of several ranks, as in an elastic job; rows of 16 bits too."""
+    tables = [params[0][0], sok.Variable(rows_of(5, 3), dtype=tf.bfloat16), params[0][2]]
+    ids, weights = zip(*(a_batch(seed, 33) for seed in range(3)), strict=True)
+
+    def run():
+        with tf.GradientTape() as tape:
+            tape.watch(weights[0].values)
+            out = sok.lookup_sparse(tables, list(ids), [weights[0], None, None], "mean")
+            loss = loss_of([tf.cast(each, tf.float32) for each in out])
+        grads = tape.gradient(loss, [*tables, weights[0].values])
+        return *out, *(tf.convert_to_tensor(each) for each in grads)
+
+    expected = run()
+    monkeypatch.setattr(type(job.communicator()), "is_alone", False)
+    for mine, other in zip(mode(run)(), expected, strict=True):
+        mine, other = (tf.cast(each, tf.float32) for each in (mine, other))
+        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)
 
 
 def test_the_gradient_has_each_row_once(mode):
@@ -199,24 +220,25 @@ def test_static_and_dynamic_tables_train_in_a_session():
         np.testing.assert_allclose(session.run(table.value()), rows, rtol=1e-6)
 
 
-@pytest.mark.parametrize("by", ["weights", "rows"])
-def test_second_derivatives_are_refused(mode, by):
-    variable = sok.Variable(rows_of(0, 4))
+def test_second_derivatives_are_tensorflows(mode):
+    variable, dense = sok.Variable(rows_of(0, 4)), tf.Variable(rows_of(0, 4))
     ids, weights = a_batch(3, 9)
     flat = weights.values
 
-    def second():
+    def second(watched, look_up):
         with tf.GradientTape() as outer:
             outer.watch(flat)
             with tf.GradientTape() as inner:
                 inner.watch(flat)
-                loss = tf.reduce_sum(sok.lookup_sparse(variable, ids, weights) ** 3)
+                loss = tf.reduce_sum(look_up() ** 3)
             number = tf.reduce_sum(inner.gradient(loss, flat) ** 2)
-        return outer.gradient(number, flat if by == "weights" else variable)
+        by_rows, by_weights = outer.gradient(number, [watched, flat])
+        return tf.convert_to_tensor(by_rows), by_weights
 
-    refusals = (NotImplementedError, tf.errors.UnimplementedError)  # at once, or in a graph
-    with pytest.raises(refusals, match="no second derivative.*embedding_lookup"):
-        mode(second)()
+    mine = mode(lambda: second(variable, lambda: sok.lookup_sparse(variable, ids, weights)))()
+    theirs = second(dense, lambda: dense_lookup(dense, ids, weights, "mean", 9))
+    for number, expected in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(number, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_function_takes_it_as_an_argument_and_knows_which():

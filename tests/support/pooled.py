@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from sok_lite.backend.base import as_words
 from sok_lite.engine.pooling import coefficients_of, combine_launch, combine_weight_grad_launch
-from sok_lite.engine.segments import Terms, gather_launch, group, segment_sums
+from sok_lite.engine.segments import Terms, group, segment_sums
 
 
 def combine(backend, source, inverse, row_splits, weights, combiner, out=None):
@@ -35,7 +36,8 @@ def combine_weight_grad(backend, out_grads, source, inverse, row_splits, weights
 
 
 def gather_rows(backend, x, index):
-    """Returns `x[index]`, (n, dim) of the dtype of `x`; see `gather_launch`."""
-    out, action = gather_launch(backend, x, index)
-    action()
+    """Returns `x[index]`, (n, dim) of the dtype of `x`, C-contiguous."""
+    out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
+    (suffix, words), (_, into) = as_words(x), as_words(out)
+    backend.launch(f"dense_gather_{suffix}", index.size, words, x.shape[1], index, into, index.size)
     return out
