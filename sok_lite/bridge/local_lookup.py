@@ -1,4 +1,4 @@
-"""Rows of this rank's table, with gradient: the end of `tf.nn.embedding_lookup` and the like."""
+"""Lookups of rows in this rank's table, with gradients: `tf.nn.embedding_lookup` and similar."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -35,17 +35,16 @@ def local_lookup(
     """Returns the rows of keys in this rank's table. No communication.
 
     Args:
-      variable: the table.
       keys: integers of any shape.
       policy: for keys without a row; it has no filter.
-      counts: int64 of the keys' shape, how often each key counts as seen; None: once.
+      counts: int64 of the keys' shape, occurrences of each key; None: 1.
 
     Returns:
-      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of these keys,
-      flat, with float32 rows.
+      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of the flat
+      keys, with float32 rows.
 
     Raises:
-      TypeError: keys are no integers.
+      TypeError: keys are not integers.
       ValueError: a key does not fit the key type, or the variable is one of a list.
     """
     refuse_partitions(variable)
@@ -80,7 +79,7 @@ def _name_of(variable: Any) -> str:
 def _planned(
     variable: Any, policy: MissingKeyPolicy, has_counts: bool
 ) -> tuple[Callable[..., None], LookupPlan | None]:
-    """Returns what `_operation` takes of a lookup of rows. It keeps no table."""
+    """Returns a lookup in Python and its native plan, for `_operation`. Neither holds a table."""
     dim, pipeline = variable.dimension, pipeline_of_trace()
 
     def look_up(table: EmbeddingTable, outputs: Outputs, keys: Array, *counts: Array) -> None:
@@ -102,7 +101,7 @@ def _planned(
 
 
 def _eager_lookup(variable: Any, policy: MissingKeyPolicy) -> EagerOperation:
-    """Returns a lookup of rows in eager mode, as it is kept for the next one."""
+    """Returns a lookup of rows in eager mode, for reuse."""
     look_up, plan = _planned(variable, policy, has_counts=False)
     run, facts = _run(variable, look_up, 1), Facts.of_variables([variable])
     of_run = (run, [variable.dtype], variable.table.backend, _name_of(variable), facts, LOOKUPS)
@@ -110,7 +109,7 @@ def _eager_lookup(variable: Any, policy: MissingKeyPolicy) -> EagerOperation:
 
 
 def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Does what `local_lookup` does and returns also what lost its place for it.
+    """Looks up like `local_lookup` and also returns what was evicted.
 
     Returns:
       (keys.shape + [dimension] rows, (m,) evicted keys, (m, dimension) their last rows).
@@ -144,15 +143,14 @@ def _operation(
     other_shapes: list[list[int | None]],
     plan: LookupPlan | None = None,
 ) -> list[tf.Tensor]:
-    """Returns what a lookup gives: keys.shape + [dimension] rows, which have a gradient, and more.
+    """Adds a lookup: keys.shape + [dimension] rows, which have a gradient, and more outputs.
 
     Args:
-      variable: the table.
       look_up: takes the engine's table, the outputs, and the inputs as arrays.
-      inputs: the keys, a tensor of integers of any shape, and what else it is told.
-      dtypes: of all that it gives.
-      other_shapes: of what it gives beside the rows.
-      plan: by which native code may do it.
+      inputs: the keys, integers of any shape, and further inputs of `look_up`.
+      dtypes: of all outputs.
+      other_shapes: shapes of the outputs after the rows.
+      plan: for native code, if it can do the lookup.
     """
     outputs: list[tf.Tensor] = operation(
         "sok_lookup",
@@ -174,7 +172,7 @@ def _operation(
 
 
 def _run(variable: Any, look_up: Callable[..., None], num_inputs: int) -> Run:
-    """Returns what an operation runs whose first inputs `look_up` takes."""
+    """Returns the callback of an operation, which passes its first inputs to `look_up`."""
     reference = weakref.ref(variable)
 
     def run(outputs: Outputs, arrays: list[Array]) -> None:

@@ -1,4 +1,4 @@
-"""Which writes of a graph native code may do by itself, where all keys have rows."""
+"""Native writes in a graph: the plan of a write whose keys all have rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +16,11 @@ def assigning(
     """Returns the plan of a write that sets rows.
 
     Args:
-      keys, rows: what it takes, (n,) and (n, dim).
-      begins_lookup: whether it inserts keys that have no row; else it skips them.
+      keys, rows: its inputs, (n,) and (n, dim).
+      begins_lookup: whether it inserts keys without a row; else it skips them.
 
     Returns:
-      None where native code cannot do it, and in eager mode.
+      None if native code cannot do it, and in eager mode.
     """
     if rows.dtype.name != variable.table.row_dtype.name:
         return None
@@ -38,13 +38,13 @@ def adding(
     """Returns the plan of a write that adds to rows.
 
     Args:
-      keys: (n,), what it takes first.
-      rows: (n, dim) each: what is added, and what is subtracted from that before, if anything.
-      begins_lookup: as of `assigning`.
-      has_flags, scale: as of a WritePlan.
+      keys: (n,), its first input.
+      rows: (n, dim) each: the summand and, optionally, what is subtracted from it first.
+      begins_lookup: as in `assigning`.
+      has_flags, scale: as in WritePlan.
 
     Returns:
-      None where native code cannot do it, and in eager mode.
+      None if native code cannot do it, and in eager mode.
     """
     in_float32 = variable.table.row_dtype.added_in == np.float32
     if not in_float32 or any(each.dtype != tf.float32 for each in rows):
@@ -66,7 +66,7 @@ def _plan(
     if tf.executing_eagerly() or keys.dtype != variable.key_type or not are_native([table]):
         return None
     if table.backend.name != "cpu":
-        return None  # keys that repeat are summed on the host
+        return None  # repeated keys are summed on the host
     part = part_of(table, keys.dtype, draws=False)
     how = (writing, begins_lookup, has_flags, subtracts, scale)
     return WritePlan(table.backend, *how, part)

@@ -1,7 +1,7 @@
-"""How rows given by a program get into a table: what assigning and the scatters share.
+"""Writes of given rows to a table: shared code of assignments and scatters.
 
-Functions of a variable, which the APIs name as its methods. They act on the part of this rank, and
-one rank may call them alone.
+Functions of a variable; the APIs offer them as its methods. They act on this rank's part, and one
+rank may call them alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,22 +24,22 @@ from sok_lite.native.plans import WritePlan
 def insert_or_assign(
     variable: TableVariable, what: str, indices: Any, values: Any, scores: Any = None
 ) -> Any:
-    """Sets the rows of keys, inserting keys that are new.
+    """Sets the rows of keys, and inserts new keys.
 
     Args:
-      what: how the program calls it, for errors.
-      indices: (n,) integers; of a repeated key the last row counts.
+      what: the program's call, for errors.
+      indices: (n,) integers; for a repeated key the last row is kept.
       values: (n, dimension).
-      scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
+      scores: (n,) non-negative integers, stored with the keys whatever the strategy; None: as a
         lookup would.
 
     Returns:
       The variable in eager mode, the operation in a graph.
 
     Raises:
-      TypeError: keys are no integers, or rows not of the variable's kind, floats or integers.
-      ValueError: shapes do not fit, or a key or row not its type, or other ranks own a key, which
-        has no row here. Nothing has changed then.
+      TypeError: keys are not integers, or rows not of the variable's kind, float or integer.
+      ValueError: shapes do not fit, a key or row does not fit its dtype, or another rank owns a key
+        without a row here. Nothing has changed then.
     """
     keys = checked_keys(variable, indices)
     rows = checked_rows(variable, keys, values, what)
@@ -54,7 +54,7 @@ def insert_or_assign(
 
 
 def refuse_foreign(table: EmbeddingTable, keys: Array, what: str) -> None:
-    """Raises ForeignKeysError if keys that are to get rows belong to other ranks.
+    """Raises ForeignKeysError if keys that would get rows belong to other ranks.
 
     Args:
       keys: (n,) of the key type, on the device.
@@ -69,21 +69,21 @@ def refuse_foreign(table: EmbeddingTable, keys: Array, what: str) -> None:
 def scatter_add(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
-    """Adds rows to the rows of keys that are in the table; repeated keys are summed."""
+    """Adds to the rows of keys that are in the table; repeated keys are summed."""
     return _scatter_add(variable, "scatter_add", sparse_delta, 1.0)
 
 
 def scatter_sub(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
-    """Subtracts rows from the rows of keys that are in the table; repeated keys are summed."""
+    """Subtracts from the rows of keys that are in the table; repeated keys are summed."""
     return _scatter_add(variable, "scatter_sub", sparse_delta, -1.0)
 
 
 def scatter_update(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
-    """Sets the rows of keys that are in the table; of a repeated key the last row counts."""
+    """Sets the rows of keys that are in the table; for a repeated key the last row is kept."""
     keys, rows = _keys_and_rows(variable, "scatter_update", sparse_delta)
     plan = assigning(variable, keys, rows, begins_lookup=False)
 
@@ -124,13 +124,13 @@ def _write(
     write: Callable[..., None],
     plan: WritePlan | None,
 ) -> Any:
-    """Writes rows, now or as an operation of a graph.
+    """Writes rows, eagerly or as an operation of a graph.
 
     Args:
       what: for errors.
-      inputs: keys (n,), rows (n, dimension), and what else `write` takes.
+      inputs: keys (n,), rows (n, dimension), and further inputs of `write`.
       write: takes the engine's table and the inputs as arrays.
-      plan: by which native code may do it.
+      plan: for native code, if it can do the write.
 
     Returns:
       The variable in eager mode, the operation in a graph.

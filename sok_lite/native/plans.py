@@ -1,7 +1,7 @@
-"""Plans of what native code does by itself: lookups, updates and writes.
+"""Plans of native lookups, updates and writes.
 
-kernels/ops/plan.h says what a plan is. It holds no table: it knows the tables' records, which are
-never freed, and by their generation whether they still are the same tables'.
+See kernels/ops/plan.h. A plan holds no table: it has the addresses of the tables' records, which
+are never freed, and their generations, which identify the tables.
 """
 
 import ctypes
@@ -23,23 +23,23 @@ from sok_lite.native.gpu import record_of
 
 
 class Rows(IntEnum):
-    """How the rows of a batch are given, or those of its weights; as in kernels/ops/plan.h."""
+    """Format of the rows of a batch, or of its weights; as in kernels/ops/plan.h."""
 
-    NONE = 0  # of weights: there are none
-    EVEN = 1  # all have as many ids
+    NONE = 0  # weights: none
+    EVEN = 1  # equal numbers of ids
     RAGGED = 2  # row splits
     SPARSE = 3  # indices
-    AS_KEYS = 4  # of weights
+    AS_KEYS = 4  # weights: rows of the keys
 
 
 class Drawing(NamedTuple):
-    """What the rows of keys begin with: a kernel of initializer.cu, and its arguments.
+    """A launch for initial values of rows: a kernel of initializer.cu, and its arguments.
 
     Attributes:
-      kernel, num_arguments: its address, and how many arguments it takes.
-      takes_keys: whether these are among them.
-      words: its arguments, (num_arguments,) int64; those of a call are left to native code.
-      arrays: whose addresses are among them.
+      kernel, num_arguments: its address, and its number of arguments.
+      takes_keys: whether keys are among them.
+      words: its arguments, (num_arguments,) int64; native code fills in those of a call.
+      arrays: owners of addresses among them.
     """
 
     kernel: int
@@ -50,7 +50,7 @@ class Drawing(NamedTuple):
 
     @staticmethod
     def of(action: Action, keys: Array) -> "Drawing":
-        """Returns a launch that an initializer has prepared, for the keys that it is given."""
+        """Returns an initializer's prepared launch for `keys`."""
         assert isinstance(action, Launch)
         backend, arguments = action.backend, action.part.arguments
         kernel, num_arguments = backend.kernel(action.kernel)
@@ -63,13 +63,13 @@ class Part(NamedTuple):
     """One table of a lookup, as the words of a plan.
 
     Attributes:
-      record, generation: the address of the table's record, and what says whose it is.
-      key_type, row_type: TensorFlow's numbers of types; of what is looked up.
-      dim, combiner: of the rows; the number of COMBINERS.
-      rows, row_length: how the rows of the batch are given; of even ones the ids of each.
-      weight_rows: how those of the weights are.
-      drawing: what draws initial values into an array; None: only Python can.
-      beginning: what draws them into rows.
+      record, generation: the address of the table's record, and the table's generation.
+      key_type, row_type: TensorFlow's dtype numbers, of the lookup.
+      dim, combiner: of the rows; the number in COMBINERS.
+      rows, row_length: format of the batch's rows; ids per row for even ones.
+      weight_rows: format of the weights' rows.
+      drawing: writes initial values to an array; None: only Python can.
+      beginning: writes initial values to rows.
     """
 
     record: int
@@ -86,10 +86,10 @@ class Part(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What a lookup does with keys that have no row, as numbers; -1 stands for None.
+    """What a lookup does with keys that have no row, as numbers; -1 for None.
 
     Attributes:
-      training, missing, has_filter, reading_only: those of `MissingKeyPolicy`; 1 is "zeros".
+      training, missing, has_filter, reading_only: of `MissingKeyPolicy`; 1 is "zeros".
       is_in_pipeline: whether it is in a function of tf.data.
     """
 
@@ -114,12 +114,12 @@ _KERNELS = (
     *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),
     "give_distinct",
 )
-# Those that native code launches on a GPU alone, and nowhere else.
+# Launched by native code only, and only on a GPU.
 _ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
 _ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "recall_rows"}
 _ON_GPU |= {"dedup_insert", "give_distinct"} | _ON_GPU_ALONE
 _ON_GPU |= {"det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"}
-# One of each type.
+# One per dtype.
 _SEVERAL = (
     *("rows_read_", "combine_weight_grad_", "pool_f", "pool_bf16"),
     *("rows_deliver_", "pool_again_"),
@@ -129,7 +129,7 @@ _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
 
 class _Driver(ctypes.Structure):
-    """What the library of kernels has; as in kernels/ops/plan.h."""
+    """The interface of the kernels' library; as in kernels/ops/plan.h."""
 
     _fields_ = (
         *[(name, ctypes.c_int64) for name in ("gpu", *_NUMBERS, "seed", "most_new_items")],
@@ -137,7 +137,7 @@ class _Driver(ctypes.Structure):
     )
 
 
-# Of each backend, by its number: plans have the address.
+# By id of the backend; plans have the address.
 _drivers: dict[int, tuple[Backend, _Driver]] = {}
 
 
@@ -151,7 +151,7 @@ def _driver_of(backend: Any) -> _Driver:
         for name in _KERNELS:
             if name in _ON_GPU if gpu is not None else name not in _ON_GPU_ALONE:
                 setattr(driver, name, backend.kernel(name))
-        # Another thread may have made one meanwhile, which plans have the address of.
+        # Another thread may have made one, whose address is in plans.
         known = _drivers.setdefault(id(backend), (backend, driver))
     _, driver = known
     if backend.name == "cpu":
@@ -165,12 +165,12 @@ class LookupPlan(NamedTuple):
 
     Attributes:
       backend: of all tables.
-      is_pooled: whether rows are pooled, by all of several tables; else those of one table are
-        given as they are.
-      work, gradient_work: what counts it, and its gradient; None: nothing does.
+      is_pooled: whether rows of one or more tables are pooled; else those of one table are
+        returned.
+      work, gradient_work: counters of it and its gradient; None: not counted.
       policy: for keys without a row.
       parts: of each table.
-      tells_found: whether it gives, too, which keys have a row, uint8; not of pooled rows.
+      tells_found: whether it also returns which keys have a row, uint8; not with pooled rows.
     """
 
     backend: Any
@@ -182,7 +182,7 @@ class LookupPlan(NamedTuple):
     tells_found: bool = False
 
     def note(self, number: int) -> bool:
-        """Gives it to native code, for the call of a number. Returns whether that takes it."""
+        """Registers it for a call's number. Returns whether native code accepts it."""
         driver = addressof(_driver_of(self.backend))
         works = (self.work, self.gradient_work)
         counters = (0 if each is None else addressof(each.native) for each in works)
@@ -213,9 +213,9 @@ class WritePlan(NamedTuple):
       backend: of the table.
       writing: what it does.
       begins_lookup: whether it would insert keys, so that it counts as a lookup.
-      has_flags: whether the keys are followed by flags, of each whether it is to be there.
-      subtracts: whether rows follow that are subtracted from those that are added.
-      scale: what is added is multiplied by it.
+      has_flags: whether flags follow the keys: whether each must exist.
+      subtracts: whether rows to subtract from the summand follow.
+      scale: factor of the summand.
       part: the table; its rows are assigned in `row_type`.
     """
 
@@ -228,7 +228,7 @@ class WritePlan(NamedTuple):
     part: Part
 
     def note(self, number: int) -> bool:
-        """Gives it to native code, for the call of a number. Returns whether that takes it."""
+        """Registers it for a call's number. Returns whether native code accepts it."""
         (scale,) = _words(struct.pack("d", self.scale))
         how = (self.writing, self.begins_lookup, self.has_flags, self.subtracts, scale)
         words = [addressof(_driver_of(self.backend)), *map(int, how), *self.part[:5]]
@@ -239,15 +239,15 @@ class UpdatePart(NamedTuple):
     """One table of an update, as the words of a plan.
 
     Attributes:
-      record, generation: the address of the table's record, and what says whose it is.
-      states_number: of the record of its store.
-      key_type: TensorFlow's number, of the keys.
+      record, generation: the address of the table's record, and the table's generation.
+      states_number: from the record of its store.
+      key_type: TensorFlow's dtype number of the keys.
       dim: of the rows.
-      is_of_gradient: whether its keys are always those of one of our gradients.
-      decays: whether weight decay acts on it.
-      is_stochastic, seed: whether rows are rounded by random bits, and the seed of these.
-      kernel, num_arguments: the address of the rule's kernel for its rows, and how many it takes.
-      states: as the kernel takes them, addresses of the columns' records; 0 for what is not there.
+      is_of_gradient: whether its keys always come from one of our gradients.
+      decays: whether weight decay applies to it.
+      is_stochastic, seed: whether rows are rounded stochastically, and the seed.
+      kernel, num_arguments: the address of the rule's kernel, and its number of arguments.
+      states: addresses of the columns' records in the kernel's order; 0 for missing ones.
     """
 
     record: int
@@ -265,19 +265,19 @@ class UpdatePart(NamedTuple):
 
 
 class UpdatePlan(NamedTuple):
-    """An update that native code may do as Python did the one before it.
+    """An update that native code may do like Python's update before.
 
     Attributes:
       backend: of all tables.
-      work: what counts it.
-      num_nonfinite: the address of (1,) int64, never freed, to which non-finite rows are added.
-      taken: the address of an int64, never freed either, that gets the number of a step with its
-        rows; 0: there is none.
+      work: its counter.
+      num_nonfinite: address of (1,) int64, never freed, a counter of non-finite rows.
+      taken: address of an int64, never freed, that receives the number of a step when its rows
+        change; 0: none.
       rule: its number.
-      settings: the optimizer's numbers in that update, but for the learning rate; float64.
-      counting: which of them counts steps, and which field of the rule it is; (-1, -1): none does.
-      undecayed, decayed: the fields of the rule of tables without weight decay, and with it.
-      parts: of each table, all different.
+      settings: the optimizer's numbers in that update except the learning rate; float64.
+      counting: index of the step counter in settings, and field of the rule; (-1, -1): none.
+      undecayed, decayed: the fields of the rule without and with weight decay.
+      parts: of each table, all distinct.
     """
 
     backend: Any
@@ -293,10 +293,10 @@ class UpdatePlan(NamedTuple):
 
 
 def plan_update(number: int, plan: UpdatePlan) -> None:
-    """Lets native code do the next update of an operation.
+    """Registers a plan for the next update of an operation.
 
     Args:
-      number: of its call, a `NativeCall`. Where that is gone nothing is done.
+      number: of its call, a `NativeCall`. Does nothing if the call is gone.
     """
     call = call_of(number)
     if call is None:
@@ -319,7 +319,7 @@ def _noted(function: str, number: int, words: Sequence[int]) -> bool:
 
 
 def forget_plan(number: int) -> None:
-    """Has a call no plan any more."""
+    """Removes the plan of a call."""
     operations().library.sok_ops_forget(ctypes.c_int64(number))
 
 
@@ -328,13 +328,13 @@ def _words(floats: bytes) -> tuple[int, ...]:
 
 
 class NativeCall(Call):
-    """A call that native code may do once it has a plan, as long as this is there."""
+    """A call that native code may do once it has a plan, as long as this object lives."""
 
     __slots__ = ()
 
     def __del__(self) -> None:
         if operations is None or not hasattr(self, "number"):
-            return  # Python is ending, or it was interrupted before it had begun
+            return  # Python is exiting, or `__init__` was interrupted
         forget_plan(self.number)
 
 
@@ -342,18 +342,17 @@ class PlannedCall(NativeCall):
     """A lookup or a write that native code may do from the start.
 
     Args:
-      plan: of it.
-      The others: as of `Call`.
+      The others: as in `Call`.
 
     Raises:
-      RuntimeError: the library of kernels is of another version than that of operations.
+      RuntimeError: the kernels' library and that of operations are of different versions.
     """
 
     __slots__ = ("_plan",)
 
     def __init__(self, plan: LookupPlan | WritePlan, *args: Any) -> None:
         super().__init__(*args)
-        self._plan = plan  # it has the arrays of drawings
+        self._plan = plan  # keeps the arrays of drawings
         if not plan.note(self.number):
             raise RuntimeError(
                 "sok_lite's kernels must be of the version of its operations. Received: kernels "
@@ -362,11 +361,10 @@ class PlannedCall(NativeCall):
 
 
 def plan_mode(mode: int) -> Action:
-    """Prepares to tell native code what blocks of `inference_mode` say.
+    """Returns an action that sets the state of `inference_mode` in native code.
 
     Args:
-      mode: 0: none is open; 1: one is; 2 and 3: one is, by which a missing key gives "initial" or
-        "zeros".
+      mode: 0: not open; 1: open; 2 and 3: open, and a missing key returns "initial" or "zeros".
     """
     return partial(operations().library.sok_ops_set_mode, ctypes.c_int64(mode))
 

@@ -12,10 +12,10 @@ from sok_lite.engine import optimizers as rules
 
 
 def _hyper(optimizer: Any, name: str) -> Any:
-    """Returns a setting: its variable, or the number where the optimizer has made none yet.
+    """Returns a setting: its variable, or a number if the optimizer has not made one yet.
 
-    Its own `_get_hyper` would make the variables: one that is only looked at in eager mode could
-    then take no step in a graph.
+    Its own `_get_hyper` would create the variables: an optimizer that was only inspected in eager
+    mode could then not step in a graph.
     """
     value = optimizer._hyper[name]
     return value() if callable(value) and not _is_schedule(value) else value
@@ -30,7 +30,7 @@ def _hypers(optimizer: Any, *names: str) -> dict[str, Any]:
 
 
 def _moments(o: Any) -> dict[str, Any]:
-    """Returns what Adam and its like have."""
+    """Returns the numbers of Adam and similar optimizers."""
     return _hypers(o, "beta_1", "beta_2") | {"epsilon": o.epsilon}
 
 
@@ -99,7 +99,7 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     if _is_schedule(rate):
         rate = rate(tf.cast(iterations, tf.float32))
     rate = tf.cast(rate, tf.float32)
-    # Nadam's is that of its momentum.
+    # Nadam's is the decay of its momentum.
     if optimizer._initial_decay > 0.0 and not _is_nadam(optimizer):
         decay = tf.cast(optimizer._initial_decay, tf.float32)
         rate = rate / (1.0 + decay * tf.cast(iterations, tf.float32))
@@ -131,7 +131,7 @@ def _make(
 ) -> Any:
     changes: dict[str, Any] = {"learning_rate": learning_rate}
     if not _is_nadam(optimizer):
-        changes |= {"decay": 0.0, "initial_decay": 0.0}  # is in the learning rate
+        changes |= {"decay": 0.0, "initial_decay": 0.0}  # part of the learning rate
     copy = made_anew(optimizer, config, changes, followed)
     copy._hyper.update({**numbers, "learning_rate": learning_rate})
     return copy

@@ -1,8 +1,8 @@
-"""Optimizers that scale the loss, and skip a step where a gradient is not finite.
+"""Optimizers that scale the loss, and skip steps with non-finite gradients.
 
-Whether a step is skipped is decided over the gradients of all variables on all ranks; the optimizer
-itself sees those of dense variables alone. Where it is to skip they become NaN, and it does the
-rest: it leaves its variables as they are and lowers its scale.
+The decision to skip is over the gradients of all variables on all ranks; the optimizer itself sees
+only dense gradients. To skip, these become NaN, and the optimizer does the rest: it keeps its
+variables and lowers its scale.
 """
 
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ class LossScale(NamedTuple):
     """How an optimizer that scales the loss treats gradients.
 
     Attributes:
-      unscale: what it divides them by; None: it does not, the program has done so.
+      unscale: divisor; None: the program has unscaled them.
       skips: whether it skips steps.
-      counts_skipped: whether a step that it skips counts as one.
+      counts_skipped: whether a skipped step counts.
     """
 
     unscale: Any
@@ -40,17 +40,17 @@ def scales_loss(optimizer: Any) -> bool:
 
 
 def inner_of(optimizer: Any) -> Any:
-    """Returns what a LossScaleOptimizer wraps; any other optimizer as it is."""
+    """Returns the optimizer in a LossScaleOptimizer; any other optimizer unchanged."""
     return optimizer.inner_optimizer if scales_loss(optimizer) else optimizer
 
 
 def build(optimizer: Any, family: Family, variables: Iterable[Any]) -> None:
-    """Makes the scale of an optimizer of Keras 3, which else has it from its first step on only.
+    """Creates the scale variable of a Keras 3 optimizer, before its first step.
 
-    Before, it scales by a number. In a graph that would be a constant for good.
+    Before, it scales by a number, which would be a constant in a graph.
 
     Args:
-      variables: the dense ones that it is to train.
+      variables: its dense variables.
     """
     if family is KERAS3 and scales_loss(optimizer) and not optimizer.built:
         with tf.init_scope():
@@ -58,7 +58,7 @@ def build(optimizer: Any, family: Family, variables: Iterable[Any]) -> None:
 
 
 def check_built(optimizer: Any) -> None:
-    """Raises where a graph would take a number for the scale.
+    """Raises if a graph would use a number for the scale.
 
     Raises:
       ValueError: a LossScaleOptimizer has no scale yet, in a graph.
@@ -74,14 +74,14 @@ def check_built(optimizer: Any) -> None:
 def loss_scale_of(
     optimizer: Any, family: Family, dense: Iterable[tuple[Any, Any]]
 ) -> LossScale | None:
-    """Returns what an optimizer does in this step; None: it does not scale the loss.
+    """Returns what an optimizer does in this step; None if it does not scale the loss.
 
     Args:
-      dense: (gradient or None, variable), of the variables that are no dynamic tables.
+      dense: (gradient or None, variable), for all variables except dynamic tables.
 
     Raises:
       ValueError: it has no scale yet, in a graph.
-      NotImplementedError: there is no dense gradient that the optimizer would see a NaN in.
+      NotImplementedError: no dense gradient could show a NaN to the optimizer.
     """
     if not scales_loss(optimizer):
         return None

@@ -1,4 +1,4 @@
-"""Rows of keys combined row by row of a batch, with operations of TensorFlow alone."""
+"""Pooled rows of a batch, with plain TensorFlow operations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from sok_lite.bridge.type_spec import alive
 
 
 def tensors_of(arguments: Sequence[Argument]) -> list[tf.Tensor]:
-    """Returns the tensors of the arguments of a lookup, in the order of `combined`."""
+    """Returns the tensors of a lookup's arguments, in the order of `combined`."""
     every = [(a.keys, a.rows.places, a.rows.batch, a.weights) for a in arguments]
     return [tensor for some in every for tensor in some if tensor is not None]
 
@@ -25,14 +25,14 @@ def combined(
     of_all_ranks: bool,
     *tensors: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Returns what `look_up` gives, from what an exported model has.
+    """Does `look_up` on the tables of an exported model.
 
     Args:
       served: the `ServedTables`.
       tables, policy: of the lookup.
       batches: static numbers of rows.
-      of_all_ranks: whether it is one in the tables of several ranks.
-      tensors: what `tensors_of` gave.
+      of_all_ranks: whether the lookup is in the tables of several ranks.
+      tensors: from `tensors_of`.
     """
     stream = iter(tensors)
     outputs = []

@@ -1,7 +1,7 @@
 """Inputs and outputs of a served function, and the named plain tensors of its signature.
 
-TensorFlow Serving and TF1 know tensors by name only. A ragged or sparse argument is several of them
-there: `<name>_values` and `<name>_row_splits`, or `<name>_indices`, `<name>_values` and
+TensorFlow Serving and TF1 know tensors only by name. There, a ragged or sparse argument is several
+tensors: `<name>_values` and `<name>_row_splits`, or `<name>_indices`, `<name>_values` and
 `<name>_dense_shape`.
 """
 
@@ -20,9 +20,9 @@ class Signature(NamedTuple):
     """The arguments of a function.
 
     Attributes:
-      args: by place, each a spec or a structure of specs.
-      kwargs: by name, the same.
-      names: of what is given by place.
+      args: positional, each a spec or a structure of specs.
+      kwargs: by name, likewise.
+      names: of the positional ones.
     """
 
     args: tuple[Any, ...]
@@ -39,7 +39,7 @@ class Signature(NamedTuple):
         return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in parts.items()}
 
     def packed(self, tensors: Mapping[str, tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments that plain tensors by name stand for."""
+        """Returns the arguments from plain tensors by name."""
         flat = [tensors[name] for name in self.flat()]
         arguments = (self.args, dict(self.kwargs))
         return tf.nest.pack_sequence_as(arguments, flat, expand_composites=True)
@@ -51,15 +51,15 @@ class Signature(NamedTuple):
 
 
 def checked_signature(function: Callable[..., Any], signature: Any) -> Signature:
-    """Returns what a program means by the signature of a function.
+    """Returns the signature of a function from a program's description.
 
     Args:
-      function: it names what is given by place.
-      signature: a spec, a list of specs or structures of them, by place, or a dict of these by
+      function: provides names of positional arguments.
+      signature: a spec, a list of specs or structures of them, by position, or a dict of these by
         argument.
 
     Raises:
-      TypeError: something in it is no spec.
+      TypeError: something in it is not a spec.
     """
     if isinstance(signature, Mapping):
         args, kwargs = (), {name: as_specs(spec) for name, spec in signature.items()}
@@ -85,9 +85,9 @@ def named_leaves(name: str, structure: Any, prefix: str = "") -> list[tuple[str,
     """Returns the leaves of a structure in the order of tf.nest, each with a name.
 
     Args:
-      name: of the structure. A dict has keys instead, a list `<name>_0` and so on.
-      structure: see above.
-      prefix: what keys of dicts begin with; those within others begin with the name of that.
+      name: of the structure. Items of a dict have keys instead, items of a list `<name>_0` and so
+        on.
+      prefix: of keys of dicts; within others, the name of the outer one.
     """
     if isinstance(structure, Mapping):
         named = [(f"{prefix}{key}", structure[key]) for key in sorted(structure)]
@@ -100,7 +100,7 @@ def named_leaves(name: str, structure: Any, prefix: str = "") -> list[tuple[str,
 
 
 def plain_parts(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the plain tensors, or specs, of several with names: a ragged or sparse one has parts.
+    """Returns the plain tensors, or specs, of named ones; ragged and sparse ones have several.
 
     Raises:
       ValueError: two have one name.
@@ -131,10 +131,10 @@ def parts_of(name: str, value: Any) -> dict[str, Any]:
 
 
 def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
-    """Returns what a function gives as plain tensors by name.
+    """Returns the outputs of a function as plain tensors by name.
 
     Raises:
-      TypeError: it gives no tensors.
+      TypeError: it does not return tensors.
       ValueError: two have one name.
     """
     is_named = isinstance(outputs, Mapping)

@@ -1,4 +1,4 @@
-"""Work of ranks that wait for each other: they go on together, or all raise."""
+"""Work of ranks that wait for each other: all succeed, or all raise."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,14 +14,13 @@ _CALL = save_by("export_serving()")
 
 
 class Ranks:
-    """The ranks that export a model, each of which may fail where the others do not.
+    """The ranks that export a model, any of which may fail alone.
 
     Args:
       comm: the job; None: there is one rank.
 
     Attributes:
-      comm: the same.
-      is_first: whether this rank is the one that writes.
+      is_first: whether this is the rank that writes.
     """
 
     def __init__(self, comm: Communicator | None) -> None:
@@ -31,7 +30,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Ends when all ranks have done what is inside, and raises on all where one has failed.
+        """A `with` block that all ranks finish together; it raises on all if one has failed.
 
         Raises:
           MemoryError, OSError, TypeError, ValueError, RuntimeError: another rank has failed, with
@@ -53,7 +52,7 @@ class Ranks:
         failure.together(self.comm, lambda: None, _CALL)
 
     def meet(self) -> None:
-        """Returns when all ranks have come so far. Every rank must call it, within `together`.
+        """Waits for all ranks. Every rank must call it, within `together`.
 
         Raises: as `together`.
         """
@@ -66,7 +65,7 @@ class Ranks:
             raise
 
     def to_first(self, array: np.ndarray) -> np.ndarray:
-        """Returns what all ranks have, one after the other, on rank 0; nothing elsewhere.
+        """Returns the arrays of all ranks, joined, on rank 0; nothing elsewhere.
 
         Every rank must call it, within `together`.
 
@@ -78,7 +77,10 @@ class Ranks:
         return self.comm.alltoallv(array, splits, call=_CALL).rows
 
     def reduced(self, number: int, op: str) -> int:
-        """Returns the "sum", "min" or "max" of the numbers of all ranks, as `to_first` does."""
+        """Returns the "sum", "min" or "max" over all ranks.
+
+        Every rank must call it, within `together`.
+        """
         assert self.comm is not None
         self.meet()
         return int(self.comm.allreduce(np.array([number], np.int64), op, _CALL)[0])
