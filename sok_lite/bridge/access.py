@@ -11,11 +11,7 @@ from sok_lite.bridge.tf_private import tape_accessed, watcher_accessed
 
 
 def accessed(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Records a lookup on gradient tapes and returns the tables' resources, its inputs.
-
-    Raises:
-      NotImplementedError: Keras' own training step calls the lookup; it would not train the tables.
-    """
+    """Records a lookup on gradient tapes; returns the tables' resources, its inputs."""
     guard.refuse_custom_step(variables)
     resources = [resource for variable in variables for resource in variable.resources]
     # As TensorFlow's `variable_accessed`, which asks each variable for its graph and its strategy:

@@ -42,9 +42,7 @@ _PART = "part"  # among the facts: [rank, number of ranks]
 def serialized(variable: Any, part: tuple[int, int] | None = None) -> dict[str, tf.Tensor]:
     """Returns the tensors of a variable's table, by name.
 
-    Args:
-      part: (rank, number of ranks), saved so that a restore rejects the part of another rank; None:
-        not saved.
+    `part` is (rank, number of ranks), saved so that a restore rejects another rank's part.
     """
     key_type, dtype = variable.key_type, variable.dtype
     dtypes = saved_dtypes(key_type, dtype)
@@ -64,14 +62,9 @@ def serialized(variable: Any, part: tuple[int, int] | None = None) -> dict[str, 
 def restored(
     variable: Any, tensors: Mapping[str, tf.Tensor], part: tuple[int, int] | None = None
 ) -> Any:
-    """Replaces the content of a variable's table by saved tensors; returns the operation.
+    """Replaces the content of a variable's table by tensors from `serialized`.
 
-    Args:
-      tensors: from `serialized`.
-      part: (rank, number of ranks) that must have saved the tensors; None: any.
-
-    Raises:
-      ValueError: a tensor is missing, does not fit, or was saved by another rank.
+    Raises ValueError if a tensor is missing, does not fit, or is not of `part`, unless None.
     """
     names = list(saved_dtypes(variable.key_type, variable.dtype))
     missing = set(names) - set(tensors)
@@ -128,9 +121,8 @@ def saved_tensors(
 def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> None:
     """Replaces the content of a table by eager tensors from `saved_tensors`.
 
-    Raises:
-      ValueError: keys or states do not fit the table or its capacity; the table is unchanged.
-      MemoryError: no memory for them beside the table's content; the table is unchanged.
+    Raises ValueError if they do not fit the table or its capacity, MemoryError without room for
+    them beside the old content; the table is then unchanged.
     """
     values = tensors["values"]
     rows = to_rows(to_array(values, table.backend), values.dtype, table)

@@ -18,11 +18,7 @@ _P = ParamSpec("_P")
 
 
 def refusing_names(**instead: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """Returns a decorator for an `__init__` that rejects arguments of similar classes.
-
-    Args:
-      instead: argument name -> advice for the error.
-    """
+    """Returns a decorator for an `__init__`: it rejects arguments, `instead` has the advice."""
 
     def decorated(init: Callable[_P, None]) -> Callable[_P, None]:
         @functools.wraps(init)
@@ -49,10 +45,9 @@ def without_keras(value: Any) -> Any:
 
 
 def checked_dtype(argument: str, dtype: Any) -> tf.DType:
-    """Converts an argument to a dtype.
+    """Converts an argument to a dtype, or raises TypeError.
 
-    Raises:
-      TypeError: not a dtype, or an integer: for TensorFlow 16, meant as a dimension, is quint16.
+    Integers are rejected: for TensorFlow 16, meant as a dimension, is quint16.
     """
     if is_integer(dtype):
         raise TypeError(
@@ -68,25 +63,15 @@ def checked_dtype(argument: str, dtype: Any) -> tf.DType:
 
 
 def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
-    """Returns keys as an integer tensor.
-
-    Raises:
-      TypeError: the keys are not integers.
-    """
+    """Returns keys as an integer tensor, or raises TypeError."""
     key_type = variable.key_type
     return integer_keys(keys, f"Keys of {variable.name!r}", key_type.name, key_type)
 
 
 def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.int64) -> tf.Tensor:
-    """Returns keys of any shape as an integer tensor.
+    """Returns keys of any shape as an integer tensor; `whose` and `expected` are for errors.
 
-    Args:
-      whose, expected: for error texts: what the keys are, and what they must be.
-      key_type: dtype to which Python integers are converted exactly.
-
-    Raises:
-      TypeError: the keys are not integers.
-      ValueError: a Python integer does not fit `key_type`.
+    Raises TypeError for other keys, ValueError if a Python integer does not fit `key_type`.
     """
     # The common case first: the checks below take as long as an eager lookup.
     if isinstance(keys, tf.Tensor) and keys.dtype in (tf.int64, tf.int32):
@@ -120,8 +105,7 @@ def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.i
 def _stack_tensors(keys: Any, whose: str) -> Any:
     """Stacks a list that contains a tensor, possibly symbolic; returns other values unchanged.
 
-    Raises:
-      ValueError: a number does not fit the tensor's dtype; TensorFlow would truncate it.
+    Raises ValueError for a number that TensorFlow would truncate to the tensor's dtype.
     """
     leaves = tf.nest.flatten(keys)
     dtype = next((leaf.dtype for leaf in leaves if tf.is_tensor(leaf)), None)
@@ -142,10 +126,7 @@ def _stack_tensors(keys: Any, whose: str) -> Any:
 def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:
     """Returns rows for keys (n,) as a tensor, of any width of float or integer as the variable.
 
-    The table checks whether integers fit its dtype.
-
-    Raises:
-      TypeError, ValueError: dtype or shape do not fit.
+    Raises TypeError or ValueError. The table checks whether integers fit its dtype.
     """
     values = without_keras(values)
     if not tf.is_tensor(values):
@@ -222,12 +203,7 @@ def check_cutoff(cutoff: float | None) -> None:
 
 
 def checked_strength(optimizer: Any, name: str, value: Any) -> float:
-    """Returns a hyperparameter as a float.
-
-    Raises:
-      TypeError: not a number.
-      ValueError: negative or not finite.
-    """
+    """Returns a finite hyperparameter >= 0 as a float; raises TypeError or ValueError."""
     what = f"`{name}` of {type(optimizer).__name__}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number. Received: {value!r}.")

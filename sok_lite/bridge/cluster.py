@@ -19,11 +19,7 @@ _looked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def refuse_clusters() -> None:
-    """Raises if TensorFlow is connected to a cluster, and checks later TF1 sessions.
-
-    Raises:
-      NotImplementedError: the cluster has several tasks or a parameter server.
-    """
+    """Raises NotImplementedError in a cluster, and checks TF1 sessions from now on."""
     for name in CLUSTER_OF_CONTEXT:
         server = getattr(context(), name, None)
         if server is not None:

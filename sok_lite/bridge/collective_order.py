@@ -44,10 +44,7 @@ def numbered(name: str) -> str:
 
 
 def _name_in_process(name: str) -> str:
-    """Returns a name that is unique in this process.
-
-    Only graphs with collective calls are numbered: a rank may build graphs that others do not.
-    """
+    """Returns a name that is unique in this process; only graphs with collectives have numbers."""
     graph = tf.compat.v1.get_default_graph()
     numbers = _graphs.setdefault(name, weakref.WeakKeyDictionary())
     if graph not in numbers:
@@ -57,12 +54,7 @@ def _name_in_process(name: str) -> str:
 
 
 class CollectiveCall(NamedTuple):
-    """A call that all ranks make together.
-
-    Attributes:
-      comm: the ranks.
-      name: from `numbered`, for this call or for the one whose gradient it is; "" for none.
-    """
+    """A call of all ranks; `name` is from `numbered`, for it or the call whose gradient it is."""
 
     comm: Communicator
     name: str = ""
@@ -93,13 +85,8 @@ class CollectiveOrder:
     def submit(self, call: int, run: Callable[[], None], running: Running) -> None:
         """Queues a call whose input tensors are ready, and returns at once.
 
-        Args:
-          call: its number, equal on all ranks.
-          run: makes the call, in the thread of this object; its errors go to the operation.
-          running: the operation to complete.
-
-        Raises:
-          RuntimeError: the process is exiting.
+        `call` is equal on all ranks; `run` makes it, in the thread of this object; then `running`
+        is completed. Raises RuntimeError when the process is exiting.
         """
         with self._changed:
             if self._is_closed:
@@ -234,11 +221,7 @@ def in_turn(
     """Returns what submits a collective call: the callback of its asynchronous operation.
 
     All ranks must build the same calls: those of one name in the same order, and graphs with the
-    same calls in the same order.
-
-    Args:
-      what: names the call in errors.
-      run: makes the call when its turn comes, and writes all outputs of the frame.
+    same calls in the same order. `run` makes the call and writes all outputs of its frame.
     """
     name = _name_in_process(numbered(f"{what} ({collective.name})")).encode()
     # Two hashes of 31 bits: distinct for distinct names, and never negative.

@@ -88,7 +88,6 @@ def agreed_sum(
     """Sums a tensor over ranks that make the same call. Every rank must call it.
 
     Args:
-      tensor: floats or integers; shape and dtype equal on all ranks.
       description: field -> value, which must be equal on all ranks; compared once.
       what: names what is described, for errors, such as "table 'user'".
 
@@ -106,10 +105,9 @@ def agreed_sum(
 
 
 def allgather(tensor: Any, call: str = "allgatherv") -> tf.Tensor:
-    """Returns the rows of all ranks, in rank order. Every rank must call it.
+    """Returns the rows of all ranks, in rank order; `call` is its purpose, for errors.
 
-    Args:
-      call: purpose in a few words, for the error if ranks make different calls.
+    Every rank must call it.
     """
     comm = communicator()
     tensor = tf.convert_to_tensor(tensor)

@@ -26,11 +26,7 @@ def share_gpu(backend: Backend) -> None:
 
     Otherwise TensorFlow takes nearly all memory of every GPU at its first operation and leaves none
     for tables. A second call does nothing. Warns if it is too late to limit the memory, or if
-    TensorFlow does not see the GPU.
-
-    Raises:
-      RuntimeError: TensorFlow uses another GPU, and this cannot be changed any more.
-      ValueError: kernels would not be launched on CUDA's null stream.
+    TensorFlow does not see the GPU; raises RuntimeError if it uses another one for good.
     """
     global _shared
     if backend.name == "cpu":
@@ -84,8 +80,7 @@ def check_stream(backend: Backend) -> None:
 def check_local_rank(local_rank: int) -> None:
     """Raises RuntimeError unless the tables are on the GPU of the local rank.
 
-    The launcher's variables choose the GPU before ranks can communicate: communication may go
-    through TensorFlow, which starts its GPUs.
+    The GPU is chosen before ranks communicate: that may go through TensorFlow, which starts GPUs.
     """
     if default_backend() != "cuda":
         return

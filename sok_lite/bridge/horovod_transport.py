@@ -48,9 +48,7 @@ class HorovodTransport(GpuTransport):
 def connected(comm: Communicator, backend: Backend) -> HorovodTransport:
     """Returns a transport after a test message from each rank to each. Every rank must call it.
 
-    Raises:
-      CommunicatorError: wrong messages came, or not on the device: Horovod was built without a GPU
-        alltoall, or numbers the ranks differently.
+    Raises CommunicatorError if Horovod has no GPU alltoall or numbers ranks differently.
     """
     transport, ranks = HorovodTransport(comm, backend), np.arange(comm.size)
     sent = np.stack([np.full(comm.size, comm.rank), ranks], axis=1)

@@ -31,14 +31,9 @@ def on_device(
     The thread uses the backend's device while the function runs. The call returns when all work on
     the device is done, also after an error, because kernels access TensorFlow's memory.
 
-    Args:
-      waits: False, or a function that returns it after `function`: kernels write nothing that
-        TensorFlow reads, so the call may return before they have run. TensorFlow's memory that they
-        read, also that of `args`, is kept until a later call has waited. After a few such calls in
-        a row this one waits too.
-
-    Raises:
-      ValueError: the thread's stream is not CUDA's null stream.
+    If `waits` is False, or returns that after `function`, kernels write nothing that TensorFlow
+    reads, so the call may return before they have run. TensorFlow's memory that they read, also
+    that of `args`, is kept until a later call has waited; after a few such calls this one waits.
     """
     if backend.name == "cpu":
         return function(*args)  # nothing is chosen, kept or waited for
@@ -85,18 +80,14 @@ def host_call(
     Args:
       function: maps eager tensors to a sequence of eager tensors. Raises only ValueError, TypeError
         and MemoryError, whose types TensorFlow keeps.
-      output_dtypes: one per output.
-      backend: what `function` computes with; waited for before TensorFlow gets the outputs.
       what: names the call in errors ("A dump of 'user'").
-      handles: resources of tables; in a tf.function the call is ordered with the operations on
-        them.
+      handles: resources of tables; in a tf.function the call is ordered with operations on them.
 
     Returns:
       A list of tensors, one per dtype; in a graph without outputs, the operation.
 
     Raises:
-      NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph
-        exported for serving.
+      NotImplementedError: in XLA, one of several replicas, or a graph exported for serving.
     """
     refuse_replicas(what)
     refuse_while_exporting(what)
@@ -134,10 +125,7 @@ def refuse_xla(what: str) -> None:
 
 
 def refuse_replicas(what: str) -> None:
-    """Raises NotImplementedError in one of several replicas of a tf.distribute strategy.
-
-    A table is not a mirrored variable: every replica would act on the one table.
-    """
+    """Raises NotImplementedError in one of several replicas, which would all act on one table."""
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return
     count = tf.distribute.get_strategy().num_replicas_in_sync
@@ -208,10 +196,7 @@ def make_turn() -> None:
 
 
 def has_turn() -> bool:
-    """Whether a variable orders the host calls of this graph, that of a tf.function.
-
-    There TensorFlow also orders the operations on one handle; in a TF1 graph it does not.
-    """
+    """Whether a variable orders host calls here, and TensorFlow the operations on one handle."""
     return bool(tf.inside_function()) and _turn() is not None
 
 

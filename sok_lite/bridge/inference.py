@@ -35,11 +35,7 @@ class MissingKeyPolicy(NamedTuple):
     reading_only: str | None = None
 
     def now(self, tables: Sequence[Any] = (), pipeline: str | None = None) -> tuple[bool, str]:
-        """Resolves the policy when the lookup runs.
-
-        Args:
-          tables: named in errors.
-          pipeline: `pipeline_of_trace` at the time the lookup was built.
+        """Resolves the policy when the lookup runs, for `pipeline_of_trace` when it was built.
 
         Returns:
           (whether keys without a row get one, if not nothing changes; what a key still without a

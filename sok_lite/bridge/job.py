@@ -76,8 +76,7 @@ def transport() -> str:
 def communicator() -> Communicator:
     """Returns the communicator of `join`; before `join`, that of a single process.
 
-    Raises:
-      NotJoinedError: a launcher started several ranks, and `join` was not called.
+    Raises NotJoinedError if a launcher started several ranks, and `join` was not called.
     """
     if _communicator is not None:
         return _communicator
@@ -109,8 +108,7 @@ def disconnect() -> None:
 def reconnect() -> None:
     """Connects the current ranks of an elastic job. Every rank must call it.
 
-    Raises:
-      CommunicatorError: a rank has died meanwhile, or the requested GPU transport is not possible.
+    Raises CommunicatorError if a rank has died, or the requested GPU transport is not possible.
     """
     comm = communicator()
     if isinstance(comm, ElasticCommunicator):

@@ -36,7 +36,6 @@ def local_lookup(
 
     Args:
       keys: integers of any shape.
-      policy: for keys without a row; it has no filter.
       counts: int64 of the keys' shape, occurrences of each key; None: 1.
 
     Returns:
@@ -109,11 +108,7 @@ def _eager_lookup(variable: Any, policy: MissingKeyPolicy) -> EagerOperation:
 
 
 def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Looks up like `local_lookup` and also returns what was evicted.
-
-    Returns:
-      (keys.shape + [dimension] rows, (m,) evicted keys, (m, dimension) their last rows).
-    """
+    """Looks up like `local_lookup`; also returns (m,) evicted keys and (m, dimension) rows."""
     dim, dtype, key_type = variable.dimension, variable.dtype, variable.key_type
     pipeline = pipeline_of_trace()
 
@@ -145,12 +140,8 @@ def _operation(
 ) -> list[tf.Tensor]:
     """Adds a lookup: keys.shape + [dimension] rows, which have a gradient, and more outputs.
 
-    Args:
-      look_up: takes the engine's table, the outputs, and the inputs as arrays.
-      inputs: the keys, integers of any shape, and further inputs of `look_up`.
-      dtypes: of all outputs.
-      other_shapes: shapes of the outputs after the rows.
-      plan: for native code, if it can do the lookup.
+    `look_up` takes the engine's table, the outputs, and the inputs as arrays; keys come first.
+    `dtypes` are of all outputs, `other_shapes` of those after the rows.
     """
     outputs: list[tf.Tensor] = operation(
         "sok_lookup",

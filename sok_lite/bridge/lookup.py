@@ -93,10 +93,7 @@ def _looked_up(
 
 
 class _EagerLookup(NamedTuple):
-    """A lookup in eager mode, reused for the same tables and kinds of ids.
-
-    The operation's callbacks hold the lookup, so the lookup must not hold the operation.
-    """
+    """A lookup in eager mode, reused. The operation holds the lookup, never the reverse."""
 
     lookup: PooledLookup
     run: EagerOperation
@@ -135,7 +132,7 @@ def look_up_each(
     Args:
       comm: the ranks; None: look up in this rank's table only.
       ids: integers of any shape.
-      counts: without a communicator, int64 of the ids' shape, occurrences of each id; None: 1.
+      counts: only without `comm`, int64 of the ids' shape, occurrences of each id; None: 1.
 
     Returns:
       ids.shape + [dimension] of the rows' dtype, with a gradient of the variable.

@@ -174,11 +174,9 @@ def _run(
     """Adds the operation of a gradient.
 
     Args:
-      op: the lookup.
-      num_handles: its number of table resources.
+      op: the lookup, with `num_handles` table resources.
       gradients: of all its outputs, the pooled rows of each table first.
       carried, numbers: inputs and outputs of the lookup that the gradient uses.
-      types: dtypes of the outputs.
     """
     count, asks = len(facts.dims), f"The gradient of {what}"
     grads = [tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients[:count]]
@@ -212,14 +210,7 @@ def _run(
 def _by_handles(
     facts: Facts, number: int, keys: tf.Tensor, row_grads: tf.Tensor, distinct: bool
 ) -> list[Any]:
-    """Returns the gradient of each resource of a table.
-
-    Args:
-      number: position of the table.
-      keys: (n,) of the key type.
-      row_grads: (n, dim) float32.
-      distinct: whether no key repeats.
-    """
+    """Returns the gradient of each resource of a table: keys (n,), row_grads (n, dim) float32."""
     count, name, dim = facts.handles_of[number], facts.names[number], facts.dims[number]
     if not facts.trainable[number] and not tf.executing_eagerly() and is_out_of_a_loop():
         return [None] * count  # an update would refuse it, and nobody asked for it
@@ -257,10 +248,7 @@ def _second(op: Any, *arrived: Any) -> list[Any]:
 
 
 def _refusals(arrived: Any) -> list[tf.Tensor]:
-    """Returns the tensors that may raise among derivatives by rows of weighted items.
-
-    All are zeros. Those that TensorFlow makes for missing derivatives cannot raise.
-    """
+    """Returns the tensors that may raise among derivatives by rows of weighted items, all zeros."""
     if tf.executing_eagerly():
         return []
     tensors = [each for each in arrived if isinstance(each, tf.Tensor) and hasattr(each, "op")]

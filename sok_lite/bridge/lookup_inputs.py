@@ -16,9 +16,8 @@ from sok_lite.engine.batch import Batch, Layout, row_splits_of
 def inputs_of(arguments: Sequence[Argument]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Returns the tensors that `BatchOfInputs` takes as arrays.
 
-    Returns:
-      (keys, places, weights and places of weights of each table, as far as it has them; int64 for
-      the host: the rows of each sparse matrix).
+    (keys, places, weights and places of weights of each table, as far as it has them; int64 for the
+    host: the rows of each sparse matrix).
     """
     inputs: list[tf.Tensor] = []
     numbers: list[tf.Tensor] = []
@@ -45,9 +44,7 @@ class Given(NamedTuple):
     Attributes:
       keys: (n,) integers.
       places: (batch + 1,) row splits of the keys or, for a sparse matrix, (n, 2) indices.
-      num_rows: of the batch.
       weights: (n,) float32.
-      weight_places: as `places`, for the weights.
       num_weight_rows: rows of the weights' matrix, if sparse.
     """
 
@@ -60,11 +57,7 @@ class Given(NamedTuple):
 
 
 class BatchOfInputs:
-    """Converts the inputs of a lookup to the engine's batch, in every run.
-
-    Attributes:
-      num_numbers: number of inputs in host memory.
-    """
+    """Converts a lookup's inputs, of which `num_numbers` are on the host, to the engine's batch."""
 
     def __init__(self, tables: Sequence[TableSpec], backend: Backend) -> None:
         self._tables, self._backend = tables, backend
@@ -75,13 +68,9 @@ class BatchOfInputs:
         self._layout: Layout | None = None  # of the last batch: most batches share one
 
     def given(self, arrays: Sequence[Array], numbers: Sequence[np.ndarray]) -> list[Given]:
-        """Returns the arrays of each table. Reads no element on a GPU.
+        """Returns the arrays of each table, from `inputs_of`'s. Reads no element on a GPU.
 
-        Args:
-          arrays, numbers: the tensors of `inputs_of` at run time; more may follow.
-
-        Raises:
-          ValueError: row splits of length 0, or a sparse matrix with a negative number of rows.
+        Raises ValueError for row splits of length 0, and for a negative number of rows.
         """
         on_device, on_host = iter(arrays), iter(numbers)
         result = []
@@ -103,14 +92,10 @@ class BatchOfInputs:
         return result
 
     def make(self, tables: Sequence[Any], given: Sequence[Given]) -> Batch:
-        """Returns a batch, without a policy for keys that have no row.
+        """Returns a batch of the engine's tables, without a policy for keys that have no row.
 
-        Args:
-          tables: the engine's.
-
-        Raises:
-          ValueError: row numbers of a sparse matrix decrease or are out of range; a key does not
-            fit; numbers or rows of weights and keys differ.
+        Raises ValueError if row numbers of a sparse matrix decrease or are out of range, a key does
+        not fit, or numbers or rows of weights and keys differ.
         """
         backend = self._backend
         splits: list[Array | None] = [None] * len(given)  # None for dense ids
@@ -189,11 +174,7 @@ def _splits_of(backend: Backend, is_ragged: bool, places: Array, num_rows: int) 
 # splits there.
 @functools.lru_cache(maxsize=32)
 def _splits_of_dense(backend: Backend, shapes: Sequence[tuple[int, int]]) -> Array:
-    """Returns the row splits of dense ids; each table starts at 0.
-
-    Args:
-      shapes: (ids, rows) of each table.
-    """
+    """Returns the row splits of dense ids, by (ids, rows) of each table; each starts at 0."""
     # Most tables of a call have ids of one shape.
     made = {
         (n, rows): np.arange(rows + 1, dtype=np.int64) * (n // (rows or 1))

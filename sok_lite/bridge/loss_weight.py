@@ -24,8 +24,7 @@ _weight: tf.Variable | None = None
 def make_weight() -> None:
     """Creates the variable that `counted` writes, unless the outermost graph is of TF1.
 
-    Called when a table is created: a variable created during tracing makes TensorFlow trace the
-    function twice.
+    Called when a table is created: during tracing, TensorFlow would trace the function twice.
     """
     global _weight
     with tf.init_scope():
@@ -40,10 +39,9 @@ _CALL = "a training step of fit()"
 
 @contextmanager
 def counted(rows: tf.Tensor) -> Iterator[None]:
-    """A `with` block that weights the loss of its step by rows. Every rank must call it.
+    """A `with` block that weights the loss of its step by rows, scalar int64; 0: no effect.
 
-    Args:
-      rows: scalar int64. With 0 the loss does not count, whatever its gradients are.
+    Every rank must call it.
     """
     own = tf.cast(rows * num_ranks(), tf.float32)
     weight = tf.math.divide_no_nan(own, tf.cast(allreduce(rows, "sum", _CALL), tf.float32))
@@ -69,10 +67,7 @@ def weighed(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
-    """Returns an output whose gradient is multiplied by the weight of this rank's loss.
-
-    A model for serving has no gradient, and no such weight.
-    """
+    """Returns an output whose gradient is multiplied by the weight of this rank's loss."""
     if _weight is None or other_ranks() is None or is_exporting():
         return output
 

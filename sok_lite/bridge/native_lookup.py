@@ -33,11 +33,7 @@ def part_of(
     weight_rows: Rows = Rows.NONE,
     draws: bool = True,
 ) -> Part:
-    """Returns one table of a plan; the other arguments are as in `Part`.
-
-    Args:
-      draws: whether keys without a row may return their initial values.
-    """
+    """Returns a `Part` of a plan; `draws`: keys without a row may return their initial values."""
     record, row_type = table.record, tf.as_dtype(table.row_dtype.name)
     is_on_cpu = table.backend.name == "cpu"
     return Part(

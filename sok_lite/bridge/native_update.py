@@ -19,12 +19,9 @@ class UpdateByRule(NamedTuple):
     """An update that Python has done.
 
     Attributes:
-      tables: the engine's, each of which has a gradient.
-      key_types: TensorFlow's dtype number of each.
+      key_types: TensorFlow's dtype number of each table's keys.
       decayed, undecayed: the rule of tables with weight decay, and of others.
-      decays: whether weight decay applies to each.
       of_gradients: for each table, whether its keys always come from one of our gradients.
-      is_stochastic: whether 16-bit rows are rounded stochastically.
       optimizer: the owner of the optimizer states; None: they have none.
       names, settings: the optimizer's numbers except the learning rate; their values as float64.
       num_nonfinite: address of the counter of gradient rows with a NaN or an infinity.
@@ -48,9 +45,7 @@ class UpdateByRule(NamedTuple):
 def plan_of(update: UpdateByRule) -> UpdatePlan | None:
     """Returns the plan of the next update with the same settings.
 
-    Returns:
-      None if a table repeats, has states of several optimizers, or does more in an update than the
-      rule.
+    None if a table repeats, has states of several optimizers, or does more than the rule.
     """
     tables = update.tables
     if len(set(tables)) < len(tables) or not are_native(tables):

@@ -13,14 +13,9 @@ from sok_lite.native.plans import WritePlan, Writing
 def assigning(
     variable: Any, keys: tf.Tensor, rows: tf.Tensor, begins_lookup: bool
 ) -> WritePlan | None:
-    """Returns the plan of a write that sets rows.
+    """Returns the plan of a write that sets rows, (n, dim); None in eager mode or if impossible.
 
-    Args:
-      keys, rows: its inputs, (n,) and (n, dim).
-      begins_lookup: whether it inserts keys without a row; else it skips them.
-
-    Returns:
-      None if native code cannot do it, and in eager mode.
+    With `begins_lookup` it inserts keys without a row; else it skips them.
     """
     if rows.dtype.name != variable.table.row_dtype.name:
         return None
@@ -35,16 +30,9 @@ def adding(
     has_flags: bool = False,
     scale: float = 1.0,
 ) -> WritePlan | None:
-    """Returns the plan of a write that adds to rows.
+    """Returns the plan of a write that adds to rows; None in eager mode or if impossible.
 
-    Args:
-      keys: (n,), its first input.
-      rows: (n, dim) each: the summand and, optionally, what is subtracted from it first.
-      begins_lookup: as in `assigning`.
-      has_flags, scale: as in WritePlan.
-
-    Returns:
-      None if native code cannot do it, and in eager mode.
+    `rows`, (n, dim) each, are the summand and, optionally, what is subtracted from it first.
     """
     in_float32 = variable.table.row_dtype.added_in == np.float32
     if not in_float32 or any(each.dtype != tf.float32 for each in rows):

@@ -56,9 +56,6 @@ class Facts(NamedTuple):
     They are attributes of the operation, so copies that TensorFlow makes of it have them too.
 
     Attributes:
-      key_types: dtypes of the keys.
-      names: of the tables, for errors.
-      dims: lengths of their rows.
       handles_of: number of handles of each table.
       trainable: whether tapes watch each table by default.
     """
@@ -105,14 +102,7 @@ NO_FACTS = Facts([], [], [], [], [])
 
 
 class Outputs:
-    """The outputs of a running operation.
-
-    Args:
-      backend: owner of the output arrays.
-
-    Attributes:
-      begun, call: as in `Frame`.
-    """
+    """The outputs of a running operation, arrays of a backend; `begun`, `call` as in `Frame`."""
 
     def __init__(self, frame: Frame, dtypes: Sequence[tf.DType], backend: Backend) -> None:
         self._frame, self._dtypes, self._backend = frame, dtypes, backend
@@ -126,21 +116,12 @@ class Outputs:
     def empty(self, number: int, shape: Sequence[int]) -> Array:
         """Returns the memory of an output, to be written; bfloat16 is an array of uint16.
 
-        Raises:
-          MemoryError: TensorFlow has not enough.
+        Raises MemoryError.
         """
         return self.several(number, [tuple(shape)])[0]
 
     def several(self, first: int, shapes: Sequence[Shape]) -> Sequence[Array]:
-        """Returns the memory of consecutive outputs, to be written.
-
-        Args:
-          first: number of the first output.
-          shapes: one per output, all of one rank.
-
-        Raises:
-          MemoryError: TensorFlow has not enough.
-        """
+        """Returns the memory of consecutive outputs, to be written; raises MemoryError."""
         if not shapes:
             return []
         kinds = [each.as_datatype_enum for each in self._dtypes[first : first + len(shapes)]]
@@ -156,13 +137,9 @@ class Outputs:
         return copies
 
     def allocate(self, *groups: tuple[int, Sequence[Shape]]) -> None:
-        """Allocates memory for later calls of `several`. On a GPU it waits once for all of them.
+        """Allocates memory for later calls of `several`, given their arguments; raises MemoryError.
 
-        Args:
-          groups: the arguments of each call.
-
-        Raises:
-          MemoryError: TensorFlow has not enough.
+        On a GPU it waits once for all of them.
         """
         for first, shapes in groups:
             dtypes = self._dtypes[first : first + len(shapes)]
@@ -190,11 +167,7 @@ class Outputs:
         self.empty(number, array.shape)[...] = array
 
     def tell(self, number: int, numbers: np.ndarray) -> None:
-        """Writes an int64 output that is in host memory wherever the operation runs.
-
-        Args:
-          number: position among those outputs.
-        """
+        """Writes an int64 output of a number, in host memory wherever the operation runs."""
         frame, kind = self._frame, tf.int64.as_datatype_enum
         (address,) = frame.allocate(len(self._dtypes) + number, [numbers.shape], [kind], True)
         frame.array(address, kind, numbers.shape, None)[...] = numbers
@@ -206,10 +179,7 @@ class Outputs:
 
 
 class OfGradient(NamedTuple):
-    """The callback of an operation's gradient, under the call of the operation.
-
-    Attributes: as in `operation`.
-    """
+    """The callback of an operation's gradient, with arguments of `operation`."""
 
     what: str
     run: Run
@@ -311,13 +281,8 @@ def gradient_operation(
 ) -> list[tf.Tensor]:
     """Adds the gradient of an operation in a graph, which runs that operation's gradient callback.
 
-    The number of the call is a tensor: in a loop, or after `tf.vectorized_map`, it is unknown while
-    the graph is built.
-
-    Args:
-      call: number of that operation's call.
-      place: device of that operation.
-      The others: as in `operation`.
+    `call` and `place` are the call and device of that operation. The call's number is a tensor: in
+    a loop, or after `tf.vectorized_map`, it is unknown while the graph is built.
     """
     refuse_while_exporting(what)
     given = _given(None, inputs, numbers) | _attributes(dtypes, facts, 0)
@@ -384,10 +349,7 @@ _free: _Free = []
 
 
 class EagerOperation:
-    """The reusable part of an operation in eager mode; arguments as in `operation`.
-
-    Several threads may run it at once. It keeps what `run` keeps.
-    """
+    """The reusable part of an eager operation, with arguments of `operation`. Thread-safe."""
 
     __slots__ = ("_called", "_free", "_is_planned_later", "_make", "_plan", "_what")
 
@@ -419,16 +381,10 @@ class EagerOperation:
         inputs: Sequence[tf.Tensor],
         numbers: Sequence[tf.Tensor] = (),
     ) -> Any:
-        """Runs the operation; errors of Python are raised unchanged.
+        """Runs the operation; errors of Python are raised unchanged. Returns a list, or None.
 
         Python runs in the caller's thread and may run eager operations itself, such as an
-        optimizer's dense step.
-
-        Returns:
-          A list of tensors; without outputs None.
-
-        Raises:
-          NotImplementedError: in one of several replicas.
+        optimizer's dense step. Raises NotImplementedError in one of several replicas.
         """
         refuse_replicas(self._what)
         try:

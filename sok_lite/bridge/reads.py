@@ -28,12 +28,7 @@ def read(
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Returns the rows of keys; a key without a row returns its initial value.
 
-    Args:
-      keys: integers of any shape.
-      with_exists: also return which keys have a row.
-
-    Returns:
-      keys.shape + [dimension] of the rows' dtype; then, if asked for, a bool of the keys' shape.
+    keys.shape + [dimension] of the rows' dtype; with `with_exists` also which keys have a row.
     """
     dim, dtype = variable.dimension, variable.dtype
 

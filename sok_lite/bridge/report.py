@@ -66,8 +66,7 @@ def report(tables: Any) -> Report:
 def tables_in(value: Any) -> list[TableVariable]:
     """Returns the variables of the tables in an argument, each table once.
 
-    Raises:
-      TypeError: no tables, or a static one.
+    Raises TypeError without tables, and for static ones.
     """
     found: dict[int, TableVariable] = {}
     # A layer or model yields its own tables last.

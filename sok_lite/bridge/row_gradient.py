@@ -34,18 +34,13 @@ def are_distinct(keys: tf.Tensor) -> bool:
 def row_gradient(
     name: str, keys: tf.Tensor, row_grads: tf.Tensor, dim: int, distinct: bool = False
 ) -> Any:
-    """Returns the gradient of a variable.
+    """Returns the gradient of a variable, for keys (n,) and row_grads (n, dim) float32.
 
-    Args:
-      name: of the variable.
-      keys: (n,) of the key type.
-      row_grads: (n, dim) float32.
-      distinct: whether no key repeats; `are_distinct` then returns True.
+    `distinct`: no key repeats; `are_distinct` then returns True.
 
-    Returns:
-      An IndexedSlices of shape [-1, dim], because its indices are keys: it has no dense form
-        (`refuse_dense`). In a graph its static lengths are unknown and its shape is int32, to match
-        the empty gradient that TensorFlow makes for a branch without a lookup.
+    An IndexedSlices of shape [-1, dim], because its indices are keys: it has no dense form
+    (`refuse_dense`). In a graph its static lengths are unknown and its shape is int32, to match the
+    empty gradient that TensorFlow makes for a branch without a lookup.
     """
     shape = gradient_shape(dim)
     if not tf.executing_eagerly():
@@ -104,8 +99,7 @@ tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=
 def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor that raises when it is used.
 
-    TensorFlow builds gradients of everything that a loop uses and runs those that are needed:
-    gradients of dense variables must still work.
+    TensorFlow builds gradients of all that a loop uses, and runs what is needed, as dense ones.
     """
 
     def refuse(_: np.ndarray) -> NoReturn:

@@ -25,9 +25,7 @@ from sok_lite.bridge.variable import TableVariable
 class TableSaveable(SaveableObject):
     """Saves and restores a table as `tf.train.Checkpoint` does. Keeps no variable alive.
 
-    Args:
-      variable: the table, in a graph.
-      name: prefix of the tensors, `<name>-keys` and so on; see bridge/checkpoint.py.
+    The tensors are `<name>-keys` and so on; see bridge/checkpoint.py.
     """
 
     def __init__(self, variable: TableVariable, name: str) -> None:
@@ -63,7 +61,6 @@ class SaverCall(NamedTuple):
 
     Attributes:
       filename: scalar text, prefix of the checkpoint's files.
-      restores: whether the tensors are for a restore.
       names: what it saves: variables and lists of them, by name.
     """
 
@@ -89,9 +86,5 @@ def saver_call() -> SaverCall | None:
 
 
 def prefix_in_the_end(filename: str) -> str:
-    """Returns the prefix of a checkpoint's final files; a sharded saver moves them there.
-
-    Args:
-      filename: the saver's own prefix.
-    """
+    """Returns the prefix of a checkpoint's final files; a sharded saver moves them there."""
     return re.sub(r"(_temp/part|\.part)-\d+-of-\d+$", "", filename)

@@ -31,19 +31,10 @@ ON_ERROR = ("warn", "raise")
 
 
 class Saves:
-    """Schedules saves of a training run and ends it on SIGTERM; for `Autosave` and Checkpoint.
+    """Schedules saves of a training run and ends it on SIGTERM; arguments as in `Autosave`.
 
-    Every rank must call all methods except `open`, `close` and `has_failed`.
-
-    Args:
-      functions, every, on_error: as in `Autosave`.
-
-    Attributes:
-      ends: whether the job ends after this save.
-      is_open: between `open` and `close`.
-
-    Raises:
-      TypeError, ValueError: an argument is not as described there.
+    Every rank must call all methods except `open`, `close` and `has_failed`. `ends`: the job ends
+    after this save; `is_open`: between `open` and `close`.
     """
 
     def __init__(
@@ -76,9 +67,7 @@ class Saves:
     def open(self, steps: int | None = None, is_saved: bool = False) -> None:
         """Starts to listen for SIGTERM.
 
-        Args:
-          steps: steps done so far; None: one less than the next `step` reports.
-          is_saved: whether these steps are saved.
+        `steps` are done, and saved if `is_saved`; None: one less than the next `step` reports.
         """
         self.close()
         self._stack.enter_context(sigterm.noted())
@@ -102,11 +91,7 @@ class Saves:
         self.look()
 
     def step(self, steps: int, is_save_due: bool = True) -> None:
-        """Counts steps, and saves if due.
-
-        Args:
-          is_save_due: whether `every` applies; False if the program saves right after anyway.
-        """
+        """Counts steps, and saves if due; without `is_save_due` the program saves right after."""
         before = steps - 1 if self._steps is None else self._steps
         self._steps = steps
         STEPS.reach(steps)
@@ -133,8 +118,7 @@ class Saves:
     def leave(self, must_be_saved: bool = False) -> None:
         """Waits for a background save, and ends the job if SIGTERM came.
 
-        Args:
-          must_be_saved: repeat a failed last save, and raise if it fails again.
+        `must_be_saved`: repeat a failed last save, and raise if it fails again.
         """
         self.finish()
         if must_be_saved and self.has_failed and self._steps is not None:
@@ -144,11 +128,7 @@ class Saves:
         self.look()
 
     def wait(self) -> None:
-        """Waits for a background save on all ranks.
-
-        Raises:
-          OSError, MemoryError: it failed; the previous save is still there.
-        """
+        """Waits for a background save on all ranks; raises OSError or MemoryError if it failed."""
         begun, self._under_way = self._under_way, None
         if begun is None:
             return
@@ -238,11 +218,7 @@ class Saves:
 
 
 def checked_every(every: Any) -> tuple[int | None, float | None]:
-    """Returns the steps, or the seconds, between saves.
-
-    Raises:
-      TypeError, ValueError: neither a number of steps nor a time.
-    """
+    """Returns the steps, or the seconds, between saves; raises TypeError or ValueError."""
     if every is None:
         return None, None
     if not isinstance(every, str):

@@ -25,11 +25,7 @@ from sok_lite.engine.table.exclusive import alone
 
 @unconverted
 class StateView(ABC):
-    """Base of views of optimizer states: reads and writes by key.
-
-    Args:
-      variable: owns the rows. The view does not keep it alive.
-      name: of the state, in errors.
+    """Base of views of optimizer states: reads and writes by key. Keeps no variable alive.
 
     Attributes:
       dimension: elements of a row.
@@ -137,19 +133,11 @@ class StateView(ABC):
 
 @unconverted
 class SlotView(StateView):
-    """A view of one optimizer state of a variable's rows.
+    """A view of one optimizer state of a variable's rows, such as "m".
 
-    `tf.nn.embedding_lookup` accepts it in place of a variable.
-
-    Args:
-      variable: owns the rows.
-      name: of the state, such as "m".
-      optimizer: owner of the state. The view keeps neither alive.
-      kinds: maps the table to the optimizer's states. Before its first step, the view shows the
-        states that this step would adopt.
-
-    Raises:
-      ValueError: the optimizer has no such state in this variable.
+    `tf.nn.embedding_lookup` accepts it in place of a variable. It keeps neither variable nor
+    optimizer alive. `kinds` maps the table to the optimizer's states; before its first step, the
+    view shows those that this step would adopt. Raises ValueError for an unknown state.
     """
 
     def __init__(

@@ -57,15 +57,12 @@ def as_safe_matrix(ids: Any, weights: Any, combiner: str, default_id: Any) -> tu
     """Prepares the arguments of `safe_embedding_lookup_sparse`.
 
     Args:
-      ids: a SparseTensor or RaggedTensor of rank 2 or more.
+      ids: a SparseTensor or RaggedTensor of rank 2 or more; ValueError for rank 1.
       weights: in the same form; except with "sum", ids with weights <= 0 are dropped.
       default_id: the key of an empty row, castable to the ids' dtype; None: none.
 
     Returns:
       (ids (batch, None), weights or None, the outer dimensions in the batch, None if there is one).
-
-    Raises:
-      ValueError: a SparseTensor of rank 1.
     """
     ids, weights, outer = _as_matrix(ids, weights)
     if weights is not None and combiner != "sum":
@@ -77,11 +74,7 @@ def as_safe_matrix(ids: Any, weights: Any, combiner: str, default_id: Any) -> tu
 
 
 def with_outer(rows: tf.Tensor, outer: Any, ids: Any) -> Any:
-    """Returns rows (batch, dim) in the outer dimensions from `as_safe_matrix`.
-
-    Args:
-      ids: its argument.
-    """
+    """Returns rows (batch, dim) in the outer dimensions from `as_safe_matrix` of `ids`."""
     if outer is None:
         return rows
     if isinstance(ids, tf.RaggedTensor):
@@ -98,16 +91,9 @@ def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
 
 
 def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.Tensor:
-    """Combines the rows of keys as `tf.nn.embedding_lookup_sparse` does.
+    """Combines the rows of keys (n, dim) as `tf.nn.embedding_lookup_sparse` does.
 
-    Args:
-      rows: (n, dim), one for each value of `ids`.
-      ids: the matrix (batch, None).
-      weights: a matrix with rows of the same lengths, or None.
-      combiner: "mean", "sqrtn" or "sum".
-
-    Returns:
-      (batch, dim) of the rows' dtype, float32 for float16 and bfloat16; zeros for an empty row.
+    (batch, dim) of the rows' dtype, float32 for float16 and bfloat16; zeros for an empty row.
     """
     dtype = tf.float32 if rows.dtype in (tf.float16, tf.bfloat16) else rows.dtype
     # Integers in float64, except plain sums, which are exact in their own dtype.
@@ -125,12 +111,7 @@ def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.
 def combined_segments(
     rows: tf.Tensor, weights: tf.Tensor | None, segments: tf.Tensor, batch: tf.Tensor, combiner: str
 ) -> tf.Tensor:
-    """Combines rows (n, dim) by segment, to (batch, dim).
-
-    Args:
-      weights: (n,) of the rows' dtype; None: all are 1.
-      segments: (n,), the batch row of each row.
-    """
+    """Combines rows (n, dim) by segment (n,), to (batch, dim); weights (n,) of their dtype."""
     if weights is not None:
         rows *= weights[:, tf.newaxis]
     total = tf.math.unsorted_segment_sum(rows, segments, batch)

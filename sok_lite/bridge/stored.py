@@ -25,11 +25,7 @@ _BYTES, _LENGTHS = "_bytes", "_lengths"
 def write_tensors(
     store: MutableMapping[str, Any], tensors: Mapping[str, tf.Tensor], prefix: str = ""
 ) -> None:
-    """Writes eager tensors to a store, which takes arrays by name.
-
-    Args:
-      prefix: of the names in the store.
-    """
+    """Writes eager tensors to a store, which takes arrays by name, with a prefix."""
     for name, tensor in tensors.items():
         for part, array in _arrays(prefix + name, tensor).items():
             store[part] = array
@@ -38,16 +34,7 @@ def write_tensors(
 def read_tensors(
     store: Mapping[str, Any], dtypes: Mapping[str, tf.DType], whose: str, prefix: str = ""
 ) -> dict[str, tf.Tensor]:
-    """Returns the tensors that `write_tensors` wrote.
-
-    Args:
-      dtypes: of each tensor, by name.
-      whose: name of the variable, for errors.
-      prefix: of the names in the store.
-
-    Raises:
-      ValueError: an array is missing, or has another dtype.
-    """
+    """Returns `write_tensors`' tensors; raises ValueError if one is missing or of another dtype."""
     return {name: _tensor(whose, prefix + name, dtype, store) for name, dtype in dtypes.items()}
 
 
@@ -107,14 +94,9 @@ Tensors = Mapping[str, tf.Tensor]
 def part_of_rank(
     parts: Sequence[Tensors], table: EmbeddingTable, rank: int, size: int
 ) -> dict[str, tf.Tensor]:
-    """Returns a rank's own keys from the saved parts of all ranks.
+    """Returns a rank's own keys from the parts that ranks saved by `checkpoint.serialized`.
 
-    Args:
-      parts: from `checkpoint.serialized` on each rank that saved, eager tensors.
-      rank, size: of the current ranks.
-
-    Raises:
-      ValueError: a part is corrupt, or two have a key in common.
+    Raises ValueError if a part is corrupt, or two have a key in common.
     """
     whose, are_own = f"table {table.name!r}", owns(table, rank, size)
     contents = (from_named_arrays(as_arrays(part), whose) for part in parts)

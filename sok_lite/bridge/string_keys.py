@@ -18,10 +18,7 @@ def is_tensor(strings: Any) -> bool:
 
 
 def tensor_of_texts(texts: Any) -> tf.Tensor | None:
-    """Returns a text, or lists, an array or a column of texts, as a tensor; else None.
-
-    The input may be empty.
-    """
+    """Returns texts, also none, as a tensor: a text, lists, an array or a column; else None."""
     # As objects: NumPy's text dtypes drop trailing zeros.
     array = np.asarray(texts, None if isinstance(texts, np.ndarray) else object)
     flat = array.astype(object).reshape(-1).tolist()
@@ -33,14 +30,7 @@ def tensor_of_texts(texts: Any) -> tf.Tensor | None:
 def hash_tensor(strings: Any) -> Any:
     """Returns Fingerprint64 of each string, the hash of `sok_lite.hash_strings`.
 
-    Args:
-      strings: must satisfy `is_tensor`.
-
-    Returns:
-      A tensor of the same kind and shape, int64.
-
-    Raises:
-      TypeError: not strings.
+    For strings that `is_tensor` accepts; else TypeError. The same kind and shape, int64.
     """
     if is_keras_tensor(strings):
         raise TypeError(

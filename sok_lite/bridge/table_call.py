@@ -123,11 +123,7 @@ def text_call(
     dtypes: Sequence[tf.DType] = (),
     shapes: Sequence[Any] = (),
 ) -> Any:
-    """As `table_call`, where a tensor is a text.
-
-    Args:
-      function: takes the engine's table and eager tensors, returns eager tensors.
-    """
+    """As `table_call`, with a function of eager tensors, among them texts."""
     reference = weakref.ref(variable)
 
     def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -149,11 +145,9 @@ def array_call(
     shapes: Sequence[Any] = (),
     plan: WritePlan | None = None,
 ) -> Any:
-    """As `table_call`, with a function that returns its results.
+    """As `table_call`, with a function that returns its results: an array or a tuple of arrays.
 
-    Args:
-      function: takes the engine's table and arrays; returns an array or a tuple of arrays, or None
-        if `dtypes` is empty. A scalar array may be in host memory.
+    Or None if `dtypes` is empty. A scalar array may be in host memory.
     """
 
     def run(table: EmbeddingTable, outputs: Outputs | Results, *arrays: Array) -> None:
@@ -175,11 +169,7 @@ def method_call(
     shapes: Sequence[Any] = (),
     plan: WritePlan | None = None,
 ) -> Any:
-    """As `array_call`, for a method of a variable once the variable is ready.
-
-    Args:
-      method: its name, for errors.
-    """
+    """As `array_call`, for a method of a variable once the variable is ready."""
     count = len(inputs)
 
     def run(table: EmbeddingTable, *arrays: Array) -> Any:
@@ -197,13 +187,7 @@ def of_each_key(
     function: Callable[[EmbeddingTable, Array], Array],
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """Returns a function of the table and keys (n,), in the keys' shape.
-
-    Args:
-      method: as the program calls it, for errors.
-      keys: integers of any shape.
-      dtype: of the function's result.
-    """
+    """Returns a function of the table and keys (n,), in the keys' shape."""
     keys = checked_keys(variable, keys)
 
     def run(table: EmbeddingTable, keys: Array) -> Array:
@@ -214,10 +198,7 @@ def of_each_key(
 
 
 def to_rows(array: Array, dtype: tf.DType, table: EmbeddingTable) -> Array:
-    """Returns the array of a tensor of rows as rows for a table.
-
-    Only a table of bfloat16 accepts bits of bfloat16, and not every CuPy has that dtype.
-    """
+    """Returns rows for a table: only one of bfloat16 accepts bits, and not every CuPy has it."""
     if dtype == tf.bfloat16 and table.row_dtype.name != "bfloat16":
         return bfloat16_to_float32(table.backend.xp, array)
     return array

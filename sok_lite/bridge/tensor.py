@@ -76,8 +76,7 @@ _MOST_LEFT = 4
 def memory_of_call(backend: Backend, left_behind: bool = False) -> Iterator[_Memory]:
     """Keeps TensorFlow's GPU memory that becomes arrays in the block until its end.
 
-    Args:
-      left_behind: whether to keep it until `wait_for_all` if `is_left` is set.
+    With `left_behind` and `is_left`, until `wait_for_all`.
     """
     memory = _Memory()
     if left_behind:
@@ -95,11 +94,7 @@ def may_leave(backend: Backend) -> bool:
 
 
 def wait_for_all(backend: Backend, ended: _Memory | None = None) -> None:
-    """Waits for all launches, and releases memory of calls that returned early.
-
-    Args:
-      ended: memory of the call that ends here.
-    """
+    """Waits for all launches, and releases memory of `ended` and of calls that returned early."""
     try:
         kept = _left_behind.get(backend.device_id, [])
         # Before the wait, which does not cover what another thread leaves meanwhile.
@@ -138,10 +133,7 @@ def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
 
     TensorFlow keeps some int32 tensors of a GPU in host memory. Only the pointer of the capsule is
     read: its device number counts TensorFlow's visible GPUs, which is wrong after
-    `tf.config.set_visible_devices`.
-
-    Raises:
-      ValueError: the memory is on another GPU than the backend.
+    `tf.config.set_visible_devices`. Raises ValueError if the memory is on another GPU.
     """
     xp = backend.xp
     dtype = _storage_dtype(tensor.dtype)
@@ -173,11 +165,7 @@ def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
 
 
 def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.Tensor | None:
-    """Allocates a tensor on the backend's GPU; None if TensorFlow does not use that GPU.
-
-    Raises:
-      MemoryError: out of memory.
-    """
+    """Allocates a tensor on the backend's GPU, or raises MemoryError; None without that GPU."""
     name = device_name(backend)
     if name is None:
         return None
@@ -200,11 +188,7 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
 def with_all_memory(
     backend: Backend, allocate: Callable[[], Result], refusal: type[Exception]
 ) -> Result:
-    """Calls TensorFlow's allocation on a GPU; if it fails, frees what is unused and retries.
-
-    Args:
-      refusal: the error of `allocate` if memory is short.
-    """
+    """Calls TensorFlow's allocation on a GPU; after `refusal`, frees what is unused and retries."""
     try:
         return allocate()
     except refusal:
@@ -224,13 +208,8 @@ def _allocate(device: str, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
 def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
     """Returns an eager tensor as an array of the backend, without a copy on the same processor.
 
-    The array must not be written: TensorFlow may share the memory with other tensors.
-
-    Args:
-      tensor: an eager tensor of numbers; bfloat16 becomes uint16.
-
-    Raises:
-      ValueError: the tensor is on another GPU than the backend.
+    The array must not be written: TensorFlow may share the memory with other tensors. bfloat16
+    becomes uint16. Raises ValueError if the tensor is on another GPU than the backend.
     """
     if backend.name != "cpu" and _is_on_gpu(tensor):
         view = _gpu_view(tensor, backend)
@@ -247,17 +226,10 @@ def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
 
 
 def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
-    """Allocates a result that `to_tensor` can pass to TensorFlow without a copy.
+    """Allocates a C-contiguous result that `to_tensor` can pass to TensorFlow without a copy.
 
-    Args:
-      dtype: a float or integer dtype; bfloat16 becomes uint16.
-
-    Returns:
-      A C-contiguous array, not initialised.
-
-    Raises:
-      MemoryError: out of memory.
-      ValueError: TensorFlow uses another GPU than the backend.
+    Not initialised; bfloat16 becomes uint16. Raises MemoryError, and ValueError if TensorFlow uses
+    another GPU than the backend.
     """
     storage = _storage_dtype(dtype)
     if backend.name != "cpu":
@@ -274,12 +246,8 @@ def to_tensor(array: Array, dtype: tf.DType, backend: Backend | None) -> tf.Tens
     """Returns an array as an eager tensor. The array must not be written afterwards.
 
     Memory from `empty` is not copied. Other GPU arrays are, because CuPy might reuse their memory
-    while TensorFlow still reads it, and CPU arrays that TensorFlow cannot take.
-
-    Args:
-      array: an array of the backend; uint16 if `dtype` is bfloat16.
-      dtype: the tensor's dtype, of the same storage as the array's.
-      backend: owner of the array; None: the host.
+    while TensorFlow still reads it, and CPU arrays that TensorFlow cannot take. The array is uint16
+    if `dtype` is bfloat16; without a backend it is the host's.
     """
     if backend is not None and backend.name != "cpu":
         return _from_gpu(array, dtype, backend)

@@ -29,9 +29,7 @@ from sok_lite.reports.text import counted
 class Texts:
     """The texts of a table's keys. Texts of keys that the table lacks are dropped after a while.
 
-    Args:
-      name: of the table, for errors.
-      are_held: maps keys (n,) int64 to whether the table has each, (n,) bool.
+    `are_held` maps keys (n,) int64 to whether the table has each, (n,) bool.
     """
 
     def __init__(self, name: str, are_held: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -42,14 +40,11 @@ class Texts:
         return len(self._store)
 
     def keys(self, texts: tf.Tensor, remember: bool) -> tf.Tensor:
-        """Returns the keys of texts, int64 of the same shape.
+        """Returns the keys of texts of any shape, int64.
 
-        Args:
-          texts: of any shape.
-          remember: whether they may become keys of the table, which can then return them.
-
-        Raises:
-          ValueError: a text has the fingerprint of another one. Nothing has changed.
+        `remember`: they may become keys of the table, which can then return them. Raises ValueError
+        if
+        a text has the fingerprint of another one; nothing has changed then.
         """
         keys = hash_tensor(texts)
         if not remember:
@@ -57,11 +52,7 @@ class Texts:
         return _noting(f"Remembering the keys of {self._name!r}", self._remember, keys, texts)
 
     def texts(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the texts of remembered keys (n,), (n,).
-
-        Raises:
-          ValueError: a key has none.
-        """
+        """Returns the texts of remembered keys (n,), (n,); raises ValueError for others."""
         what = f"The texts of the keys of {self._name!r}"
         (texts,) = host_call(self._recall, [keys], [tf.string], get_backend("cpu"), what)
         texts.set_shape(keys.shape)
@@ -151,14 +142,10 @@ def texts_of_keys(table: EmbeddingTable, keys: tf.Tensor, missing: str | bytes |
 
 
 def keys_of_kept(store: TextStore, texts: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns the keys of texts, int64 of the same shape, and remembers the texts in a store.
+    """Returns the keys of texts of any shape, int64, and remembers the texts in a store.
 
     Texts of known keys are not compared, so two texts with one key are no error: they share a row,
     as without a store, and the first is remembered.
-
-    Args:
-      texts: of any shape.
-      name: of the table, for errors.
     """
     keys, what = hash_tensor(texts), f"Remembering the texts of {name!r}"
 

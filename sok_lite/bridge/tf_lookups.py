@@ -23,10 +23,9 @@ from sok_lite.bridge.sparse_matrix import (
 def answer(name: str, kind: type, function_of: Callable[[Any], Any]) -> None:
     """Dispatches two functions of TensorFlow to another one for a class of variables.
 
-    Args:
-      name: such as "embedding_lookup", in `tf.nn` and `tf.compat.v1.nn`.
-      function_of: maps the variable, or the first of a list, to a function, which is called with
-        those of the arguments that it accepts; None: TensorFlow's own is called.
+    `name` is such as "embedding_lookup", in `tf.nn` and `tf.compat.v1.nn`. `function_of` maps the
+    variable, or the first of a list, to a function, which is called with those of the arguments
+    that it accepts; None: TensorFlow's own is called.
     """
     ragged = tf_private.private(tf_private.RAGGED_LOOKUPS, name)
     # TensorFlow allows one dispatch: so ragged ids of its own variables come here too.
@@ -44,11 +43,7 @@ def answer(name: str, kind: type, function_of: Callable[[Any], Any]) -> None:
 
 
 def _answering(public: Any, kind: type, function_of: Callable[[Any], Any], ragged: Any) -> Any:
-    """Returns the dispatch target of a public function.
-
-    Args:
-      ragged: TensorFlow's function for ragged ids; None: it has none.
-    """
+    """Returns the dispatch target of a public function; `ragged` is TensorFlow's for ragged ids."""
     signature = inspect.signature(public)
 
     def answering(*args: Any, **kwargs: Any) -> Any:

@@ -18,11 +18,7 @@ SUPPORTED = "2.16 to 2.21"
 
 
 def private(module: str, name: str) -> Any:
-    """Returns a name of a private module of TensorFlow.
-
-    Raises:
-      ImportError: this TensorFlow does not have it.
-    """
+    """Returns a name of a private module of TensorFlow; raises ImportError if it is missing."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -33,10 +29,7 @@ def private(module: str, name: str) -> Any:
 
 
 def callers() -> Iterator[FrameType]:
-    """Yields the frames of the callers of the calling function, the innermost first.
-
-    Nothing else distinguishes some calls of TensorFlow and Keras.
-    """
+    """Yields the frames of the callers of the calling function, the innermost first."""
     return _outwards(sys._getframe(2))
 
 
@@ -55,10 +48,7 @@ def graphs_around() -> Iterator[Any]:
 
 
 def kept_by(graph: Any, name: str, make: Callable[[], Any]) -> Any:
-    """Returns an attribute of a graph, created at the first call.
-
-    `vars` of a graph raises: TensorFlow keeps its attributes elsewhere.
-    """
+    """Returns an attribute of a graph, created at the first call; `vars` of a graph raises."""
     if not hasattr(graph, name):
         setattr(graph, name, make())
     return getattr(graph, name)

@@ -15,13 +15,9 @@ _serial = itertools.count()
 
 
 def alive(reference: "weakref.ref[Any]") -> Any:
-    """Returns the variable of a graph's weak reference.
+    """Returns the variable of a graph's weak reference; raises ValueError if it is gone.
 
-    TensorFlow never drops the Python functions of a graph; with strong references they would keep
-    every table they ever used.
-
-    Raises:
-      ValueError: the variable is gone.
+    TensorFlow never drops the Python functions of a graph: strong references would keep tables.
     """
     variable = reference()
     if variable is None:
@@ -33,19 +29,12 @@ def alive(reference: "weakref.ref[Any]") -> Any:
 
 
 def live_tables(references: "Sequence[weakref.ref[Any]]") -> list[Any]:
-    """Returns the engine's tables of variables, from a graph's weak references.
-
-    Raises:
-      ValueError: a variable is gone.
-    """
+    """Returns the engine's tables of a graph's weak references to variables, as `alive`."""
     return [alive(reference)._table for reference in references]
 
 
 class Kept(dict[Any, Any]):
-    """A cache for similar calls, without tables.
-
-    A program has few kinds of calls; the cache is cleared when full.
-    """
+    """A cache for similar calls, without tables. Cleared when full: calls are of few kinds."""
 
     _MOST = 256
 
@@ -115,10 +104,7 @@ class TableSpec(VariableSpec):
 
 
 class _Arguments:
-    """The signature of `__init__` for `inspect.signature`, which notebooks show.
-
-    TensorFlow's metaclass creates variables by `(*args, **kwargs)`, which hides it.
-    """
+    """`__init__`'s signature for notebooks: TensorFlow's metaclass hides it."""
 
     def __get__(self, _: Any, cls: type) -> inspect.Signature:
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
@@ -128,8 +114,8 @@ class _Arguments:
 class OfTable:
     """Base of variables that lookups and tf.function identify by their table.
 
-    With TensorFlow's own type, a function traced for one variable would be reused for another of
-    its shape.
+    By TensorFlow's type, a function traced for one variable would be reused for others of its
+    shape.
     """
 
     __signature__ = _Arguments()

@@ -45,10 +45,7 @@ _NAME_OF_HANDLES = "sok_table/"
 
 @cache
 def _not_a_tensor() -> tf.Tensor:
-    """Returns the handle of a missing variable, which no operator can read.
-
-    TensorFlow's error is "Could not find variable" and the name of the handle.
-    """
+    """Returns a handle of no variable: "Could not find variable" precedes its name in errors."""
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_NOT_DENSE)
 
 
@@ -63,14 +60,13 @@ def table_for_variable(
 ) -> Table:
     """Creates the engine's table of a variable, if TensorFlow can have one here.
 
-    Args:
-      kind: the class name that a program uses, for errors.
-      make: takes the backend and returns the table.
-      can_be_cloned: whether Keras may create it, empty, when it clones a model.
-      is_shared: whether its rows are in a server that all processes share.
-
     In the first trace of a tf.function a table is created outside of it, like a tf.Variable, so
     that a layer may create it in its `build`.
+
+    Args:
+      kind: the class name that a program uses, for errors.
+      can_be_cloned: whether Keras may create it, empty, when it clones a model.
+      is_shared: whether its rows are in a server that all processes share.
 
     Raises:
       ValueError: a later trace of a tf.function creates another one.
@@ -103,11 +99,8 @@ def _announce(kind: str) -> None:
     """Reports the creation of a variable to the tf.function being traced.
 
     The function then acts as for a tf.Variable: it is traced a second time before it runs, and
-    raises if this or a later trace creates another one. So a function that would create a table in
-    each trace fails in its first call.
-
-    Raises:
-      ValueError: not the first trace.
+    raises ValueError if this or a later trace creates another one. So a function that would create
+    a table in each trace fails in its first call.
     """
     try:
         with tf.init_scope():
@@ -246,11 +239,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         return self
 
     def after_step(self, keys: tf.Tensor) -> list[Any]:
-        """Called with the keys of a step, for classes that override it.
-
-        Returns:
-          In a graph, operations that belong to the step.
-        """
+        """Called with the keys of a step, to be overridden; returns operations of the step."""
         return []
 
     def ready_inputs(self) -> Sequence[tf.Tensor]:

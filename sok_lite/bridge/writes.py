@@ -54,12 +54,7 @@ def insert_or_assign(
 
 
 def refuse_foreign(table: EmbeddingTable, keys: Array, what: str) -> None:
-    """Raises ForeignKeysError if keys that would get rows belong to other ranks.
-
-    Args:
-      keys: (n,) of the key type, on the device.
-      what: the program's call.
-    """
+    """Raises ForeignKeysError if keys (n,) on the device that would get rows are other ranks'."""
     comm = other_ranks()
     if comm is not None:
         what = f"{what} of table {table.name!r}"
@@ -124,16 +119,9 @@ def _write(
     write: Callable[..., None],
     plan: WritePlan | None,
 ) -> Any:
-    """Writes rows, eagerly or as an operation of a graph.
+    """Writes rows, eagerly or in a graph; returns the variable, or the operation.
 
-    Args:
-      what: for errors.
-      inputs: keys (n,), rows (n, dimension), and further inputs of `write`.
-      write: takes the engine's table and the inputs as arrays.
-      plan: for native code, if it can do the write.
-
-    Returns:
-      The variable in eager mode, the operation in a graph.
+    `inputs` are keys (n,), rows (n, dimension), and further arrays for `write`.
     """
     dtype = inputs[1].dtype
 

@@ -72,7 +72,6 @@ class Frame:
 
     Attributes:
       address: by which the library identifies it.
-      call: the number of the call.
       is_on_gpu: whether inputs and outputs are in GPU memory, except those always on the host.
       is_gradient: whether the operation is the gradient of the one that the call was made for.
     """
@@ -100,15 +99,9 @@ class Frame:
     ) -> tuple[Array, Array] | None:
         """Returns the results of a lookup that native code has begun; None if it has not.
 
-        Then this thread holds the locks of the tables, and their clocks have advanced.
-
-        Args:
-          shape: of the counters.
-          num_rows: number of row numbers in addition to the outputs.
-          backend: of the tables; None: no row numbers are requested.
-
-        Returns:
-          (the counters int64 on the host, row numbers uint32), to be written.
+        Then this thread holds the locks of the tables, and their clocks have advanced. To be
+        written:
+        the counters, int64 on the host, and `num_rows` row numbers, uint32 of the backend.
         """
         counters, rows = self._begun
         if not counters:
@@ -120,9 +113,7 @@ class Frame:
     def inputs(self, backend: Backend) -> list[Array]:
         """Returns all inputs except handles and call, as arrays that must not be written.
 
-        Args:
-          backend: of the arrays; memory of another processor is copied. Numbers become NumPy
-            arrays.
+        Memory of another processor than the backend's is copied; numbers become NumPy arrays.
         """
         begin = len(self._inputs) - self._num_numbers
         arrays = [self.array(*each, backend) for each in self._inputs[:begin]]
@@ -137,17 +128,11 @@ class Frame:
         dtypes: Sequence[int],
         is_on_host: bool = False,
     ) -> list[int]:
-        """Allocates consecutive outputs on their device, not initialised; returns the addresses.
+        """Allocates consecutive outputs of one rank, not initialised; returns the addresses.
 
-        Args:
-          first: number of the first output.
-          shapes: one per output, all of one rank.
-          dtypes: TensorFlow's dtype numbers.
-          is_on_host: whether they are in host memory wherever the operation runs.
-
-        Raises:
-          MemoryError: TensorFlow has not enough.
-          RuntimeError: the operation has ended, or another error of TensorFlow.
+        `dtypes` are TensorFlow's numbers; `is_on_host`: wherever the operation runs. Raises
+        MemoryError,
+        or RuntimeError: the operation has ended, or another error of TensorFlow.
         """
         count, num_dims = len(shapes), len(shapes[0])
         sizes = [math.prod(s) * _DTYPES[t].itemsize for s, t in zip(shapes, dtypes, strict=True)]
@@ -177,11 +162,9 @@ class Frame:
     def array(
         self, address: int, dtype: int, shape: tuple[int, ...], backend: Backend | None
     ) -> Array:
-        """Returns an array over memory that the operation owns.
+        """Returns an array over memory that the operation owns; without a backend, of the host.
 
-        Args:
-          dtype: TensorFlow's dtype number; bfloat16 becomes uint16.
-          backend: of the device, if the operation is on a GPU; None: host memory.
+        `dtype` is TensorFlow's number; bfloat16 becomes uint16.
         """
         kind, size = _DTYPES[dtype], math.prod(shape)
         if self.is_on_gpu and backend is not None:
@@ -205,12 +188,7 @@ class Frame:
 
 
 class Running:
-    """An asynchronous operation: it runs until `end`, and fails if this object is dropped before.
-
-    Args:
-      address: of its frame.
-      capsule: fails the operation when it is dropped.
-    """
+    """An asynchronous operation: it runs until `end`, and fails if this object is dropped."""
 
     __slots__ = ("_address", "_capsule")
 
@@ -218,12 +196,9 @@ class Running:
         self._address, self._capsule = address, capsule
 
     def end(self, error: BaseException | None = None) -> None:
-        """Completes the operation; only the first call has an effect.
+        """Completes the operation, or fails it by an error; only the first call has an effect.
 
         What waits for the operation may run before this returns: hold no lock.
-
-        Args:
-          error: the operation fails with it; None: all outputs are written.
         """
         code, text = 0, b""
         if error is not None:
@@ -237,8 +212,7 @@ class Call:
     """The Python side of an operation, found by its number.
 
     Args:
-      run: takes the frame, and writes all outputs; for an asynchronous operation also takes its
-        `Running`.
+      run: takes the frame, and writes all outputs; of an asynchronous operation also its `Running`.
       is_eager: whether the caller takes its errors from `raised`.
       gradient: as `run`, for the operation's gradient, if that uses the same call.
       source: any object, returned by `source_of`.
@@ -311,8 +285,7 @@ def _describe(error: BaseException) -> tuple[int, bytes]:
 def operations() -> library.Operations:
     """Returns the loaded library of operations, initialized with Python's functions.
 
-    Raises:
-      RuntimeError: it cannot be compiled or loaded; the text says what to do.
+    Raises RuntimeError, with advice, if it cannot be compiled or loaded.
     """
     loaded = library.load()
     loaded.library.sok_ops_allocate.restype = ctypes.c_int64

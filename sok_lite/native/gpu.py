@@ -65,11 +65,7 @@ reasons: dict[str, str] = {}
 
 
 def prepare(backend: Any) -> None:
-    """Gives tables of a GPU that are created from now on locks that native code can take.
-
-    Raises:
-      ValueError: SOK_LITE_GPU_STREAM is not a mode.
-    """
+    """Gives tables of a GPU created from now on locks that native code can take; as `_asked`."""
     if _asked() == "python" or _LOCKS in reasons:
         return
     try:
@@ -82,11 +78,7 @@ def prepare(backend: Any) -> None:
 
 
 def record_of(backend: Any) -> GpuRecord | None:
-    """Returns native code's record of a backend's GPU; None if Python launches.
-
-    Raises:
-      ValueError: SOK_LITE_GPU_STREAM is not a mode.
-    """
+    """Returns native code's record of a backend's GPU; None if Python launches."""
     known = _records.get(id(backend))
     if known is None:
         if backend.device_id not in _opened:

@@ -25,34 +25,21 @@ _NAME = "libsok_lite_ops"
 
 
 class Operations(NamedTuple):
-    """The loaded library.
-
-    Attributes:
-      module: TensorFlow's module, with a function per operation.
-      library: the same library for ctypes.
-    """
+    """The loaded library: TensorFlow's `module` of operations, and as a `library` of ctypes."""
 
     module: Any
     library: ctypes.CDLL
 
 
 def find_library() -> Path:
-    """Returns the library of the wheel, or compiles one, which takes a second.
-
-    Raises:
-      RuntimeError: there is none and it cannot be compiled.
-    """
+    """Returns the library of the wheel, or compiles one in a second; raises RuntimeError."""
     return shipped_file(f"{_NAME}.so") or compile_library()
 
 
 def compile_library(extra_flags: Sequence[str] = ()) -> Path:
-    """Compiles the library if needed and returns its path.
+    """Compiles the library if needed and returns its path, or raises RuntimeError.
 
-    Args:
-      extra_flags: further compiler flags, such as a sanitizer's.
-
-    Raises:
-      RuntimeError: as `sok_lite.backend.build.compile_library`.
+    `extra_flags` are the compiler's, such as a sanitizer's.
     """
     flags, what = [*FLAGS, *extra_flags], "operations of TensorFlow"
     return compile_sources(_target(extra_flags), flags, _sources("cpp"), what, needs=NEEDED)
@@ -70,11 +57,7 @@ def _sources(ending: str) -> list[Path]:
 
 @cache
 def load() -> Operations:
-    """Loads the library at the first call and returns it.
-
-    Raises:
-      RuntimeError: it cannot be loaded, or is of another version of sok_lite.
-    """
+    """Returns the library, loaded at the first call, or raises RuntimeError."""
     import tensorflow as tf
 
     path = find_library()

@@ -37,7 +37,6 @@ class Drawing(NamedTuple):
 
     Attributes:
       kernel, num_arguments: its address, and its number of arguments.
-      takes_keys: whether keys are among them.
       words: its arguments, (num_arguments,) int64; native code fills in those of a call.
       arrays: owners of addresses among them.
     """
@@ -65,9 +64,8 @@ class Part(NamedTuple):
     Attributes:
       record, generation: the address of the table's record, and the table's generation.
       key_type, row_type: TensorFlow's dtype numbers, of the lookup.
-      dim, combiner: of the rows; the number in COMBINERS.
-      rows, row_length: format of the batch's rows; ids per row for even ones.
-      weight_rows: format of the weights' rows.
+      combiner: the number in COMBINERS.
+      row_length: ids per row for even rows.
       drawing: writes initial values to an array; None: only Python can.
       beginning: writes initial values to rows.
     """
@@ -86,12 +84,7 @@ class Part(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What a lookup does with keys that have no row, as numbers; -1 for None.
-
-    Attributes:
-      training, missing, has_filter, reading_only: of `MissingKeyPolicy`; 1 is "zeros".
-      is_in_pipeline: whether it is in a function of tf.data.
-    """
+    """What a lookup does with keys that have no row: `MissingKeyPolicy`; -1: None, 1: "zeros"."""
 
     training: int
     missing: int
@@ -164,12 +157,8 @@ class LookupPlan(NamedTuple):
     """A lookup that native code may do.
 
     Attributes:
-      backend: of all tables.
-      is_pooled: whether rows of one or more tables are pooled; else those of one table are
-        returned.
+      is_pooled: whether rows of one or more tables are pooled; else one table's are returned.
       work, gradient_work: counters of it and its gradient; None: not counted.
-      policy: for keys without a row.
-      parts: of each table.
       tells_found: whether it also returns which keys have a row, uint8; not with pooled rows.
     """
 
@@ -210,8 +199,6 @@ class WritePlan(NamedTuple):
     """A write to rows of one table that native code may do.
 
     Attributes:
-      backend: of the table.
-      writing: what it does.
       begins_lookup: whether it would insert keys, so that it counts as a lookup.
       has_flags: whether flags follow the keys: whether each must exist.
       subtracts: whether rows to subtract from the summand follow.
@@ -242,10 +229,7 @@ class UpdatePart(NamedTuple):
       record, generation: the address of the table's record, and the table's generation.
       states_number: from the record of its store.
       key_type: TensorFlow's dtype number of the keys.
-      dim: of the rows.
       is_of_gradient: whether its keys always come from one of our gradients.
-      decays: whether weight decay applies to it.
-      is_stochastic, seed: whether rows are rounded stochastically, and the seed.
       kernel, num_arguments: the address of the rule's kernel, and its number of arguments.
       states: addresses of the columns' records in the kernel's order; 0 for missing ones.
     """
@@ -268,12 +252,9 @@ class UpdatePlan(NamedTuple):
     """An update that native code may do like Python's update before.
 
     Attributes:
-      backend: of all tables.
-      work: its counter.
       num_nonfinite: address of (1,) int64, never freed, a counter of non-finite rows.
       taken: address of an int64, never freed, that receives the number of a step when its rows
         change; 0: none.
-      rule: its number.
       settings: the optimizer's numbers in that update except the learning rate; float64.
       counting: index of the step counter in settings, and field of the rule; (-1, -1): none.
       undecayed, decayed: the fields of the rule without and with weight decay.
@@ -293,11 +274,7 @@ class UpdatePlan(NamedTuple):
 
 
 def plan_update(number: int, plan: UpdatePlan) -> None:
-    """Registers a plan for the next update of an operation.
-
-    Args:
-      number: of its call, a `NativeCall`. Does nothing if the call is gone.
-    """
+    """Registers a plan for an operation's next update, by the number of its `NativeCall`."""
     call = call_of(number)
     if call is None:
         return
@@ -339,14 +316,7 @@ class NativeCall(Call):
 
 
 class PlannedCall(NativeCall):
-    """A lookup or a write that native code may do from the start.
-
-    Args:
-      The others: as in `Call`.
-
-    Raises:
-      RuntimeError: the kernels' library and that of operations are of different versions.
-    """
+    """A lookup or write that native code may do from the start; RuntimeError for old kernels."""
 
     __slots__ = ("_plan",)
 

@@ -19,11 +19,7 @@ _FLAGS = ["-O1", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-w"]
 
 
 def compile_stream_of() -> Path:
-    """Compiles the function for the installed TensorFlow if needed and returns the library's path.
-
-    Raises:
-      RuntimeError: there is no compiler, or TensorFlow is not 2.16 to 2.21.
-    """
+    """Compiles it for the installed TensorFlow if needed and returns the path; or RuntimeError."""
     import tensorflow as tf
 
     flags = [*_FLAGS, *tf.sysconfig.get_compile_flags()]
@@ -35,13 +31,10 @@ def compile_stream_of() -> Path:
 
 @cache
 def load_stream_of() -> Callable[[int], int | None]:
-    """Returns a function that returns the CUDA stream of a running operation.
+    """Returns a function that returns the CUDA stream of a running operation, or RuntimeError.
 
     It takes the address of the operation's TF_OpKernelContext, and returns None if the device has
     no stream, such as a CPU.
-
-    Raises:
-      RuntimeError: as `compile_stream_of`, or it cannot be loaded.
     """
     path = compile_stream_of()  # TensorFlow's libraries are loaded with it
     try:

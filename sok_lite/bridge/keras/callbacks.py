@@ -65,15 +65,8 @@ def _showing_rows(call: Any, self: Any, epoch: int, logs: Any = None) -> Any:
 def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequence[Any]) -> None:
     """Raises if a callback of Keras cannot handle tables, or the optimizer cannot train them.
 
-    Args:
-      package: the Keras.
-      callbacks: of `fit`.
-      tables: of the model, at least one.
-
-    Raises:
-      NotImplementedError: a ModelCheckpoint in an unsupported format, an OrbaxCheckpoint, Horovod's
-        callback that broadcasts weights, or an optimizer setting that does not apply to rows, such
-        as `use_ema`.
+    NotImplementedError: a ModelCheckpoint in an unsupported format, an OrbaxCheckpoint, Horovod's
+    callback that broadcasts weights, or an optimizer setting without effect on rows (`use_ema`).
     """
     optimizer = getattr(model, "optimizer", None)
     is_trained = any(table.trainable for table in tables)

@@ -42,10 +42,7 @@ def _note(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def called_with(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Returns the specs of a model's first call, positional and by name, for any batch size.
-
-    None if it was not called with tensors.
-    """
+    """Returns the specs of a model's first call, for any batch size; None without tensors."""
     if not hasattr(model, "save_spec"):
         return _called.get(model)
     specs = model.save_spec()
@@ -69,12 +66,7 @@ def is_built_by_shapes() -> bool:
 
 
 def as_keys(ids: Any, key_dtype: str) -> Any:
-    """Returns ids; converts the float placeholders of a Keras that builds a model to keys.
-
-    Args:
-      ids: a tensor, also ragged or sparse.
-      key_dtype: a name, such as "int64" or "string".
-    """
+    """Returns ids; converts the float placeholders of a Keras that builds a model to keys."""
     if not (getattr(ids.dtype, "is_floating", False) and is_built_by_shapes()):
         return ids
     return tf.as_string(ids) if key_dtype == "string" else tf.cast(ids, key_dtype)

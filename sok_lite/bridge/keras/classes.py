@@ -22,11 +22,7 @@ _made: ContextVar[dict[Any, Any] | None] = ContextVar("made_of_a_config", defaul
 
 
 def root_of(package: Any) -> Any:
-    """Returns the Keras that a package is, or whose classes it has.
-
-    Raises:
-      TypeError: it is neither.
-    """
+    """Returns the Keras that a package is, or whose classes it has; else raises TypeError."""
     layer = getattr(getattr(package, "layers", None), "Layer", None)
     root = "" if layer is None else layer.__module__.split(".")[0]
     if root not in held.PACKAGES:
@@ -43,14 +39,7 @@ def layer_class(package: Any) -> Any:
 def register_as_layer(
     registered: str, name: str, part: type, base: type, members: Mapping[str, Any]
 ) -> Any:
-    """Creates a class of a Keras and registers it there for deserialization.
-
-    Args:
-      registered: package name of the registration.
-      part: the class with its methods.
-      base: a class of that Keras.
-      members: attributes of the class, among them `package`, the Keras.
-    """
+    """Creates a class of a Keras, as `made_class`, and registers it there for deserialization."""
     if "__init__" in vars(part):  # Python's error for a missing argument shows this name
         inspect.unwrap(vars(part)["__init__"]).__qualname__ = f"{name}.__init__"
     cls = made_class(name, part, base, **members)
@@ -59,13 +48,7 @@ def register_as_layer(
 
 
 def made_class(name: str, part: type, base: type, **members: Any) -> Any:
-    """Creates a class of a Keras.
-
-    Args:
-      part: the class with its methods.
-      base: a class of that Keras.
-      members: attributes of the class.
-    """
+    """Creates a class from `part`, with the methods, and `base`, a class of a Keras."""
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace |= {"__module__": part.__module__, "__doc__": part.__doc__, **members}
@@ -74,22 +57,14 @@ def made_class(name: str, part: type, base: type, **members: Any) -> Any:
 
 
 def object_of(config: Any, package: Any) -> Any:
-    """Deserializes an object of Keras; returns other values unchanged.
-
-    Args:
-      package: keras or tf_keras.
-    """
+    """Deserializes an object of Keras; returns other values unchanged."""
     if isinstance(config, dict) and config.keys() >= _OBJECT:
         return package.saving.deserialize_keras_object(config)
     return config
 
 
 def says_what_is_shared(package: Any) -> bool:
-    """Whether configs made now mark shared objects, as those of `save` do.
-
-    Args:
-      package: keras or tf_keras.
-    """
+    """Whether configs made now mark shared objects, as those of `save` do."""
     probe = _probe_of(package)
     configs = [package.saving.serialize_keras_object(probe) for _ in range(2)]
     return _SHARED in configs[1]
@@ -112,9 +87,9 @@ def of_one_config(made: dict[Any, Any] | None) -> AbstractContextManager[None]:
 
 
 def made_so_far() -> dict[Any, Any] | None:
-    """Returns the shared objects of the model being created from its config.
+    """Returns the shared objects, by number or name, of the model being made from a config.
 
-    By their number in configs, or by name. None if no model is being created from a config.
+    None if no model is being created from a config.
     """
     return _made.get()
 
@@ -125,10 +100,7 @@ def _probe_of(package: Any) -> Any:
 
 
 def _listing(layer: Any) -> Any:
-    """Returns a layer class of Keras 3 that lists a table's variable among its weights.
-
-    Keras 3 itself lists only variables of its own class.
-    """
+    """Returns a layer class that lists a table's variable: Keras 3 lists only its own class."""
 
     class ListingLayer(layer):
         """A layer with `listed` among its weights, unless None."""

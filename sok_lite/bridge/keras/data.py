@@ -86,12 +86,7 @@ def _parts(tensor: Any) -> list[Any]:
 
 
 def warn_if_same(all_found: np.ndarray, what: str) -> bool:
-    """Warns if ranks train the same rows; returns whether it did.
-
-    Args:
-      all_found: (num_ranks, 2), the fingerprint of each rank.
-      what: names what is equal.
-    """
+    """Warns if the fingerprints of ranks, (num_ranks, 2), are equal; returns whether they are."""
     is_same = bool((all_found == all_found[0]).all()) and int(all_found[0, 1]) > _A_FEW
     if is_same:
         warnings.warn(

@@ -32,10 +32,8 @@ _told: list[Callable[[str, Any], None]] = []
 def tell(function: Callable[[str, Any], None], at_once: bool = True) -> None:
     """Calls a function once with name and module of each guarded Keras, now or later.
 
-    A Keras is guarded when a program that has imported it creates a table or looks rows up.
-
-    Args:
-      at_once: whether to guard each imported Keras now.
+    A Keras is guarded when a program that has imported it creates a table or looks rows up; with
+    `at_once`, now.
     """
     if function in _told:
         return

@@ -50,8 +50,7 @@ def may_hold(value: Any) -> bool:
 def tables_in(root: Any, by_each: bool = False) -> Iterator[tuple[Any, Any]]:
     """Yields (innermost layer, table) for each table that an object holds.
 
-    Args:
-      by_each: whether a table in several layers is yielded with each of them instead of one.
+    `by_each`: a table in several layers comes with each of them.
     """
     for layer, table in _found_in(root, lambda value: hasattr(type(value), "left_out_by"), by_each):
         if package_of(layer) in {*table.left_out_by, None}:
@@ -75,10 +74,7 @@ def optimizers_in(model: Any) -> list[Any]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Returns the variables of an optimizer of any Keras; [] for None.
-
-    Includes one that Keras 3 does not list if a LossScaleOptimizer builds it: Nadam's product.
-    """
+    """Returns the variables of an optimizer; also Nadam's product, which Keras 3 may not list."""
     variables = getattr(optimizer, "variables", [])
     found = list(variables() if callable(variables) else variables)
     within = getattr(getattr(optimizer, "inner_optimizer", None), "__dict__", {})
@@ -106,10 +102,9 @@ def layers_in(model: Any) -> list[Any]:
 def _found_in(
     root: Any, is_sought: Callable[[Any], bool], by_each: bool = False
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields (innermost layer, object) for each match in an object, which may match itself.
+    """Yields (innermost layer, object) for each match in an object, or the object itself.
 
-    Searches attributes of layers and tf.Modules, lists, tuples, sets, dicts, and `tables_held` of
-    objects that have it.
+    Searches layers, tf.Modules, lists, tuples, sets, dicts, and `tables_held` of other objects.
     """
     seen: set[Any] = set()
     stack = [(root, root)]

@@ -21,12 +21,7 @@ Around = Callable[..., Any]
 
 
 class _Hook:
-    """A wrapped method.
-
-    Attributes:
-      acts: the acts around it, each with its leading arguments.
-      call: the method with all acts.
-    """
+    """A wrapped method: `acts` around it with their leading arguments, `call` with all acts."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.acts: list[tuple[Around, tuple[Any, ...]]] = []
@@ -47,8 +42,7 @@ def around(cls: Any, name: str, act: Around, *leading: Any, inherits: bool = Fal
       act: called with `leading`, the inner call, and the arguments.
       inherits: whether to wrap an inherited method for this class only.
 
-    Returns:
-      The class or module whose method was wrapped; None if there is no such method.
+    Returns the class or module whose method was wrapped; None if there is no such method.
     """
     found = owner_of(cls, name)
     if found is None:

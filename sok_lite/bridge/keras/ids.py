@@ -27,26 +27,17 @@ TAKING_ARRAYS = ("fit", "evaluate", "predict")
 
 
 def watch_ids(model: Any) -> None:
-    """Makes models of a Keras with tables reject invalid ids.
-
-    Args:
-      model: the class of models.
-    """
+    """Makes models of a Keras with tables reject invalid ids."""
     for method in TAKING_ARRAYS:
         hooks.around(model, method, hooks.checking, refuse_arrays)
     hooks.around(model, "__call__", _calling, inherits=True)
 
 
 def refuse_arrays(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
-    """Raises if an array has invalid ids.
+    """Raises if an array has invalid ids, for models with tables and Inputs of ids.
 
-    Args:
-      model: a Keras model; checked if it has tables and an Input of integers or texts.
-      x: its inputs, as passed to `fit`.
-
-    Raises:
-      ValueError: names the input and its first invalid float. TypeError: names the input of
-        integers that got texts, or vice versa.
+    ValueError names the input and its first invalid float, TypeError an input of integers that got
+    texts, or vice versa.
     """
 
     def looked_at(taken: Any, value: Any) -> Any:
@@ -175,12 +166,9 @@ def _inputs_of(model: Any) -> Any:
 
 
 def _of_inputs_of_ids(inputs: Any, x: Any, act: Callable[[Any, Any], Any]) -> Any:
-    """Maps `act` over the data of each input of ids, integers or texts.
+    """Maps `act` over (input, data) of each input of ids, integers or texts.
 
-    Args:
-      inputs: a structure of inputs.
-      x: the data; returned unchanged if of another structure, for Keras to reject.
-      act: maps an input and its data to new data.
+    Data of another structure than the inputs are returned unchanged, for Keras to reject.
     """
     if hasattr(inputs, "dtype"):
         if isinstance(x, Mapping):

@@ -46,12 +46,7 @@ def keep_in_folders(tables: tuple[type, ...], folder: ModelFolder) -> None:
 
 
 def look_at_folders(name: str, package: Any) -> None:
-    """Makes TensorFlow and tf_keras save and load such folders; for `guard.tell`.
-
-    Args:
-      name: of an imported Keras.
-      package: its module.
-    """
+    """Makes TensorFlow and tf_keras save and load such folders; for `guard.tell`."""
     _models.append(package.Model)
     hooks.around(*SAVED_MODELS, _exporting)
     if name == "tf_keras":
@@ -59,10 +54,7 @@ def look_at_folders(name: str, package: Any) -> None:
 
 
 def look_in_tf_keras() -> None:
-    """Makes tf_keras' `save_model` and `load_model` use such folders, if it is imported.
-
-    A program may load a model before it has created a table.
-    """
+    """Makes tf_keras use such folders: a program may load a model before it creates a table."""
     if "tf_keras" not in sys.modules:
         return
     with contextlib.suppress(ImportError):  # another version
@@ -81,11 +73,7 @@ def folder_of(model: Any) -> ModelFolder | None:
 
 
 def is_folder(filepath: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the arguments of `save` mean a SavedModel.
-
-    Args:
-      options: the other arguments, by name.
-    """
+    """Whether the arguments of `save` mean a SavedModel; `options` are those by name."""
     path, save_format = str(filepath), options.get("save_format")
     if path.endswith(_ENDS) or path.startswith("hf://") or options.get("zipped") is False:
         return False
@@ -93,11 +81,7 @@ def is_folder(filepath: Any, options: Mapping[str, Any]) -> bool:
 
 
 def save(folder: ModelFolder, model: Any, arguments: Mapping[str, Any]) -> None:
-    """Saves a model in a folder.
-
-    Args:
-      arguments: of Keras' method, by name.
-    """
+    """Saves a model in a folder, with the arguments of Keras' method."""
     ours = {
         name: value for name, value in arguments.items() if name not in ("save_format", "zipped")
     }

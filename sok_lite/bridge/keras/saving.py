@@ -53,12 +53,7 @@ def restores_optimizers() -> bool:
 
 
 def look_at_files(name: str, model: Any) -> None:
-    """Makes models save and load their tables, or raise.
-
-    Args:
-      name: of the Keras.
-      model: its class of models.
-    """
+    """Makes models save and load their tables, or raise."""
     for method in SAVING:
         hooks.around(model, method, _saving, name, method)
 
@@ -75,10 +70,7 @@ def keep_tables(name: str, package: Any) -> None:
 
 
 def _building(package: Any, call: Any, self: Any, config: Any) -> None:
-    """Raises if Keras 3 cannot build a loaded model with tables, and so would skip layers.
-
-    Models without tables are left to Keras.
-    """
+    """Raises if Keras 3 cannot build a loaded model with tables, and so would skip layers."""
     if not (is_loading() and held.kept_tables(self)):
         call(self, config)
         return
@@ -151,11 +143,7 @@ def _loads_optimizers(model: Any) -> bool:
 
 
 def _check_left_out(package: str, method: str, holder: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises if a file would lack a table.
-
-    Args:
-      arguments: to the method, by name.
-    """
+    """Raises if a file would lack a table."""
     filepath = arguments.get("filepath")
     if package == "tf_keras" and method != "save":
         save_format = arguments.get("save_format") if method == "save_weights" else None
@@ -188,13 +176,8 @@ def check_path(
 ) -> bool:
     """Raises if a file cannot hold tables; returns whether it is a checkpoint.
 
-    Args:
-      package: name of the Keras.
-      method: "save", "save_weights" or "load_weights", of a model.
-      filepath, save_format: its arguments.
-
-    Raises:
-      NotImplementedError: the format cannot hold keys, or those of several ranks.
+    `method` is "save", "save_weights" or "load_weights". NotImplementedError: the format cannot
+    hold keys, or those of several ranks.
     """
     # tf_keras writes save_weights("x.keras") as HDF5 in an older format.
     is_older = package == "tf_keras" and method == "save_weights"
@@ -228,8 +211,7 @@ def refuse_several_ranks(what: str, tables: Sequence[Any]) -> None:
 def _scratch(method: str, filepath: Any, tables: Sequence[Any]) -> Iterator[Any]:
     """Yields the path for this rank: with several, rank 0 writes the file for all.
 
-    Raises:
-      ForeignKeysError: a key of a table is on several ranks; no file has changed.
+    Raises ForeignKeysError if a key is on several ranks; no file has changed.
     """
     comm = other_ranks()
     if comm is None or not method.startswith("save"):
@@ -303,10 +285,8 @@ def _refuse_lite(converter: Any, model: Any) -> None:
 def have_all_tracked(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
     """Makes a checkpoint track the tables in lists and dicts of Keras 3 layers.
 
-    A table's name is then the attribute's and its positions in there, joined by "-".
-
-    Raises:
-      NotImplementedError: a table of a layer would still be missing.
+    A table's name is then the attribute's and its positions in there, joined by "-". Raises
+    NotImplementedError if a table of a layer would still be missing.
     """
     while hidden := _hidden_in(checkpoint):
         for owner, name, value in hidden:

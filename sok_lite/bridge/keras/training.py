@@ -33,11 +33,7 @@ _step_codes: set[CodeType] = set()
 
 
 def watch_steps(model: Any) -> None:
-    """Makes models of a Keras check their training.
-
-    Args:
-      model: the class of models.
-    """
+    """Makes models of a Keras check their training."""
     if hooks.around(model, "train_step", _in_step) is not None:
         _step_codes.add(inspect.unwrap(model.train_step).__code__)
     hooks.around(model, "compile", _compiling)
@@ -49,8 +45,7 @@ def watch_steps(model: Any) -> None:
 def refuse_custom_step(variables: Sequence[Any], is_new: bool) -> None:
     """Raises in a lookup within Keras' own training step if that would not train the tables.
 
-    Args:
-      is_new: whether a Keras was just guarded: it may be within the step already.
+    `is_new`: a Keras was just guarded, and may be within the step already.
     """
     model = getattr(_in_custom_step, "model", None)
     if is_new and model is None:
@@ -65,13 +60,10 @@ def refuse_custom_step(variables: Sequence[Any], is_new: bool) -> None:
 
 
 def left_out_of(variables: list[Any]) -> str | None:
-    """Describes a table left out of variables that are all of some model's listed ones.
+    """Describes a table left out of variables that are all of some model's listed ones; or None.
 
     Keras 3 lists only variables of its own class. A list of variables refers to no model, so all
     called models are checked.
-
-    Returns:
-      A text for an error or a warning; None if no trainable table is missing.
     """
     given = {id(variable) for variable in variables}
     for model in models_of_keras_3():
@@ -111,10 +103,7 @@ def check_training(model: Any, force: bool = False) -> None:
 
 
 def _refuse_horovods(model: Any, optimizer: Any, tables: Sequence[Any]) -> None:
-    """Raises if several ranks would train tables by an optimizer of Horovod.
-
-    With tf_keras it would gather the gradients of all keys on each rank before the optimizer.
-    """
+    """Raises for Horovod's optimizers on several ranks: they gather the gradients of all keys."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     if other_ranks() is None or not is_horovods(type(inner)):
         return
@@ -135,11 +124,7 @@ def has_custom_step(model: Any) -> bool:
 
 
 def _is_known_to(model: Any, table: Any) -> bool:
-    """Whether Keras' own step treats a table like a weight.
-
-    The model lists the table and its optimizer trains it, or the table is in a frozen layer and
-    stays unchanged.
-    """
+    """Whether Keras' own step trains a table like a weight, or leaves a frozen one unchanged."""
     is_trained = table.is_trained_by(getattr(model, "optimizer", None))
     try:
         trained, left = model.trainable_variables, model.non_trainable_variables
@@ -185,12 +170,9 @@ def _making(made: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> An
 
 
 def _keep_from_xla(model: Any) -> bool:
-    """Tells Keras 3 that XLA cannot compile the layers of a model that hold tables.
+    """Tells Keras 3 that XLA cannot compile layers that hold tables; returns whether this is new.
 
     With a GPU, Keras 3 compiles every model by XLA unless a layer objects.
-
-    Returns:
-      Whether this is new.
     """
     holders = [layer for layer, _ in tables_in(model) if getattr(layer, "supports_jit", False)]
     for layer in holders:

@@ -20,11 +20,7 @@ OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
 
 def know_tables_among_weights(layer: Any, model: Any) -> None:
-    """Makes the weights of layers and models include their tables, or raise.
-
-    Args:
-      layer, model: the classes of a Keras.
-    """
+    """Makes the weights of layers and models include their tables, or raise."""
     for cls in (layer, model):  # tf_keras defines them in both
         hooks.around(cls, "get_weights", _getting)
         hooks.around(cls, "set_weights", _setting)
@@ -68,11 +64,7 @@ class TableWeights(np.ndarray):
         return TableWeights._made, (np.array(self), self._arrays)
 
     def tensors_for(self, variable: Any) -> dict[str, Any]:
-        """Returns the content for a table.
-
-        Raises:
-          ValueError: this was computed, or is of a table with other dtypes or another dim.
-        """
+        """Returns the content for a table; raises ValueError if it was computed or does not fit."""
         arrays = self._arrays
         if arrays is None:
             _refuse_array(variable, self)

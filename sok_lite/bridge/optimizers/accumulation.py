@@ -23,10 +23,7 @@ Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
 
 class Accumulation(Accumulator):
-    """The gradients that an optimizer has accumulated.
-
-    It knows the tables that take part in steps, also those without a gradient in the last batch.
-    """
+    """An optimizer's accumulated gradients, and the tables that take part in its steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +75,7 @@ def dense_part(optimizer: Any) -> Iterator[None]:
 def accumulates(optimizer: Any, lists_tables: bool = False) -> bool:
     """Whether tables take part in a step that has no gradient of them.
 
-    Args:
-      lists_tables: whether tables are among the optimizer's variables; else it must know some.
+    `lists_tables`: tables are among the optimizer's variables; else it must know some.
     """
     inner = inner_of(optimizer)
     is_part = getattr(_of_thread, "optimizer", None) is inner

@@ -13,8 +13,7 @@ class Changes(NamedTuple):
     Attributes:
       unscale: divisor, a number or a tensor.
       value: limit of elements, which are clipped to [-value, value].
-      norm: limit of each variable's norm.
-      global_norm: limit of the norm of all variables together.
+      norm, global_norm: limit of each variable's norm, and of that of all together.
     """
 
     unscale: Any
@@ -31,10 +30,9 @@ class Changes(NamedTuple):
 def changes_of(optimizer: Any, family: Family) -> Changes:
     """Returns an optimizer's gradient transforms.
 
-    Raises:
-      TypeError: a setting is not a number.
-      NotImplementedError: it clips each norm and the global norm, or the global norm to 0; or it is
-        Horovod's and adds up the gradients of several steps.
+    Raises TypeError for a setting that is not a number, NotImplementedError for clipping of each
+    norm
+    and the global one, a global norm of 0, and Horovod's sums of several steps' gradients.
     """
     if getattr(optimizer, "_agg_helper", None) is not None:
         raise NotImplementedError(

@@ -83,9 +83,7 @@ def made_anew(
 ) -> Any:
     """Returns a copy of a Keras optimizer; raises CannotStepError if its config makes none.
 
-    Args:
-      changes: replacements of values in the config.
-      followed: attributes that the copy gets with their current values.
+    `changes` replace values in the config; `followed` attributes get their current values.
     """
     changes = {**_NOT_OF_THE_STEP, **changes}
     config = {name: changes.get(name, value) for name, value in config.items()}
@@ -125,13 +123,9 @@ def refuse_inner_optimizers(optimizer: Any) -> None:
 
 
 def variables_in(optimizer: Any, left_out: Sequence[str]) -> list[tuple[str, Any]]:
-    """Returns the variables among an optimizer's attributes, also in lists and dicts, each once.
+    """Returns (attribute, variable) for an optimizer's variables, also in lists and dicts.
 
-    Args:
-      left_out: attributes to skip.
-
-    Returns:
-      (name of the attribute, variable), in an order that depends only on names and lists.
+    Each once, in an order that depends only on names and lists.
     """
     attributes = vars(optimizer)
     seen = {id(leaf) for name in left_out for leaf in _leaves(attributes.get(name))}

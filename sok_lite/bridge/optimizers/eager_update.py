@@ -23,12 +23,7 @@ _ASKED_AGAIN = 16  # steps after a refusal by native code
 
 
 class _Now(SimpleNamespace):
-    """The current step.
-
-    Attributes:
-      batches, dense_step: as in `StepHost.take`.
-      done: result of the dense step.
-    """
+    """The current step: arguments of `StepHost.take`, and `done`, the dense step's result."""
 
     batches: int
     dense_step: Callable[[], Any] | None
@@ -38,11 +33,7 @@ class _Now(SimpleNamespace):
 class EagerUpdate:
     """An update of the same tables with the same settings. One thread at a time takes its steps.
 
-    Args:
-      host: of the update.
-      taken: receives the number of a step when its rows change.
-      backend: of the tables.
-      what: name in errors and in TensorFlow's profiler.
+    `taken` receives the number of a step when its rows change.
     """
 
     def __init__(self, host: StepHost, taken: TakenStep, backend: Backend, what: str) -> None:
@@ -67,10 +58,7 @@ class EagerUpdate:
     ) -> Any:
         """Takes a step of rows and dense variables; returns the result of the dense step.
 
-        Args:
-          handles: of the tables.
-          inputs: the keys of each gradient, then the rows of each.
-          told, batches, dense_step: as in `StepHost.take`.
+        `inputs` are the keys of each gradient, then the rows; see `StepHost.take`.
         """
         number, doing, *others = told
         arguments = (handles, inputs)

@@ -42,13 +42,7 @@ from sok_lite.engine.table import EmbeddingTable
 
 
 class Now(NamedTuple):
-    """The settings of an optimizer in one step.
-
-    Attributes:
-      step: its number, 1 for the first.
-      learning_rate: of this step.
-      numbers: other settings that may change.
-    """
+    """The settings of an optimizer in one step, 1 for the first; `numbers` may change."""
 
     step: int
     learning_rate: float
@@ -56,11 +50,7 @@ class Now(NamedTuple):
 
 
 class CarriedState(tf.train.experimental.PythonState):
-    """An optimizer's variables other than states of rows; see `carried_by`.
-
-    Attributes:
-      values: arrays by name.
-    """
+    """An optimizer's variables other than states of rows, by name; see `carried_by`."""
 
     def __init__(self) -> None:
         self.values: dict[str, np.ndarray] = {}
@@ -72,20 +62,12 @@ class CarriedState(tf.train.experimental.PythonState):
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Reads the bytes of an npz file.
-
-        Raises:
-          ValueError: not such bytes.
-        """
+        """Reads the bytes of an npz file, or raises ValueError."""
         self.values = self.read(string_value)
 
     @staticmethod
     def read(data: bytes) -> dict[str, np.ndarray]:
-        """Returns the values from `serialize`d bytes.
-
-        Raises:
-          ValueError: not such bytes.
-        """
+        """Returns the values from `serialize`d bytes, or raises ValueError."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 return dict(file)
@@ -97,21 +79,12 @@ _carried: "weakref.WeakKeyDictionary[Any, CarriedState]" = weakref.WeakKeyDictio
 
 
 def carried_by(optimizer: Any) -> CarriedState:
-    """Returns an optimizer's carried variables, always the same object.
-
-    Empty before the first fallback step, and if a rule takes the steps.
-    """
+    """Returns an optimizer's carried variables, always the same object; empty with a rule."""
     return _carried.setdefault(optimizer, CarriedState())
 
 
 class _Known(NamedTuple):
-    """The tables that an optimizer has seen.
-
-    Attributes:
-      tables: weak references, in order of appearance.
-      shapes: of the tables.
-      trial: its result for them.
-    """
+    """The tables that an optimizer has seen, in order of appearance; their trial."""
 
     tables: "Sequence[weakref.ref[EmbeddingTable]]" = ()
     shapes: Sequence[Shape] = ()
@@ -128,11 +101,7 @@ class _Known(NamedTuple):
 
 
 class FallbackSteps:
-    """An optimizer's own steps. Does not keep the optimizer alive.
-
-    Attributes:
-      carried: variables other than states of rows.
-    """
+    """An optimizer's own steps, and variables that it carries. Does not keep it alive."""
 
     def __init__(self, optimizer: Any, family: Family) -> None:
         refuse_inner_optimizers(optimizer)
@@ -144,11 +113,7 @@ class FallbackSteps:
         self._lock = threading.Lock()
 
     def try_out(self, optimizer: Any, now: Now) -> None:
-        """Checks that the optimizer can step on rows, for any tables.
-
-        Raises:
-          NotImplementedError: it cannot, and why.
-        """
+        """Raises NotImplementedError, with the reason, if the optimizer cannot step on rows."""
         if self._known.tables:
             return
         try:
@@ -161,11 +126,7 @@ class FallbackSteps:
             self._known = self._known._replace(trial=trial)
 
     def know(self, optimizer: Any, now: Now, tables: Iterable[EmbeddingTable]) -> None:
-        """Makes the states of tables known.
-
-        Raises:
-          NotImplementedError: the optimizer cannot step on rows, and why.
-        """
+        """Makes the states of tables known; raises NotImplementedError as `try_out`."""
         with self._lock:
             known_tables = [reference() for reference in self._known.tables]
             known = {id(table): table for table in known_tables if table is not None}
@@ -203,13 +164,10 @@ class FallbackSteps:
         undecayed: Collection[EmbeddingTable],
         parts: Sequence[Gathered],
     ) -> tuple[list[Stepped], list[Action]]:
-        """Takes a step on gathered rows of known tables.
+        """Takes a step on gathered rows of known tables; `undecayed` ones have no weight decay.
 
         A table without rows in the step gets one row of zeros without a gradient, which is dropped:
         the carried variables must change on a rank without rows too.
-
-        Args:
-          undecayed: tables without weight decay.
         """
         backend, known = parts[0].table.backend, self._known
         by_number = {known.number_of(part.table): part for part in parts}

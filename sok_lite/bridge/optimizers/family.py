@@ -14,12 +14,7 @@ from sok_lite.engine.optimizers import UpdateRule
 
 
 class FallbackStep(NamedTuple):
-    """The step of an optimizer without a rule, which takes it itself.
-
-    Attributes:
-      numbers: setting -> number, variable or tensor; read in every step.
-      decays: whether weight decay applies to a variable.
-    """
+    """The step of an optimizer without a rule, which takes it itself; see Settings."""
 
     optimizer: Any
     family: "Family"
@@ -49,8 +44,6 @@ class Family:
     `config` to `apply` are for copies of optimizers without a rule.
 
     Attributes:
-      name: for messages.
-      settings: class name -> function of the optimizer.
       iterations: the optimizer's own step counter, or None.
       learning_rate: of the step after `iterations` steps.
       has_decay: whether optimizers may have `weight_decay` and `_use_weight_decay`.

@@ -160,8 +160,7 @@ def _clip_each(
 ) -> tuple[Pairs, DensePairs]:
     """Clips the norm of each table and static table; see tf.clip_by_norm.
 
-    Args:
-      squares, totals: squared norms of all parts, on this rank and on all ranks.
+    `squares` and `totals` are squared norms of all parts, on this rank and on all ranks.
     """
     limit = tf.constant(changes.norm, tf.float32)
 
@@ -194,8 +193,7 @@ def _clip_all(
 ) -> tuple[Pairs, DensePairs]:
     """Clips the norm of all variables together; see tf.clip_by_global_norm.
 
-    Args:
-      totals: squared norms of all parts on all ranks.
+    `totals` are squared norms of all parts on all ranks.
     """
     limit = tf.constant(changes.global_norm, tf.float32)
     others = [pair for pair in dense if pair[0] is not None and not _is_part(*pair)]
@@ -211,8 +209,7 @@ def _clip_all(
 def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes) -> list[tf.Tensor]:
     """Returns the squared norm of each part on this rank, float32; for slices, of their values.
 
-    Args:
-      parts: the first `num_pairs`, of tables, are already unscaled.
+    The first `num_pairs` parts, of tables, are already unscaled.
     """
     values = [tf.cast(_values(grad), tf.float32) for grad, _ in parts]
     if changes.unscale is not None:
@@ -248,8 +245,7 @@ def _is_part(grad: Any, variable: Any) -> bool:
 def _as_float32(grad: tf.IndexedSlices, variable: TableVariable) -> tf.IndexedSlices:
     """Returns the gradient of a table with float32 rows and, if possible, the same keys tensor.
 
-    Raises:
-      TypeError, ValueError: it does not fit the table.
+    Raises TypeError or ValueError if it does not fit the table.
     """
     keys, rows = checked_gradient(grad, variable)
     fits = rows.shape[1:].is_compatible_with([variable.dimension])

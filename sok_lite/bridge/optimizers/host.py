@@ -40,9 +40,7 @@ def checked_gradient(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns keys (n,) and rows (n, dimension) float32 of a gradient.
 
-    Raises:
-      TypeError: keys are not integers.
-      ValueError: shapes do not fit.
+    Raises TypeError for keys that are not integers, ValueError for shapes.
     """
     keys = checked_keys(variable, grad.indices)
     rows = tf.cast(grad.values, tf.float32)
@@ -68,11 +66,7 @@ _written: dict[int, Any] = {}
 
 
 class TakenStep(ctypes.Structure):
-    """The last step of the rows, if the optimizer's counter may lack it.
-
-    Attributes:
-      step: its number; 0: the counter has all steps.
-    """
+    """The number of the last step of the rows; 0: the optimizer's counter has it."""
 
     step: int
     _fields_ = (("step", ctypes.c_int64),)
@@ -116,11 +110,9 @@ class StepHost:
     """The host half of an update. Holds no tensor and keeps no variable or optimizer alive.
 
     Args:
-      settings: of the optimizer.
       owner: has `on_nonfinite`, `stochastic_rounding` and the counter `nonfinite`.
       optimizer: owner of the rows' states.
-      variables: one per gradient.
-      keys: of each gradient; only facts known from the graph are kept.
+      variables, keys: one per gradient; only facts known from the graph are kept of keys.
 
     Attributes:
       runs_tensorflow: whether the step runs TensorFlow operations, which read what kernels write.
@@ -189,38 +181,27 @@ class StepHost:
     ) -> Step:
         """Returns a step to be taken.
 
-        Args:
-          numbers: learning rate, then hyperparameters.
-          number: 1 for the first.
-          arrays: as in `take`.
-          batches: of the step; gradients of the earlier ones were added up.
+        `numbers` are the learning rate and hyperparameters, `number` is 1 for the first step, and
+        `batches` that of the step, with gradients of the earlier ones added up.
         """
         raise NotImplementedError
 
     def adding(self, number: int, arrays: Sequence[Array]) -> Step:
-        """Returns a step that only accumulates gradients, for the step of a number.
-
-        Args:
-          arrays: as in `take`.
-        """
+        """Returns a step that only accumulates gradients, for the step of a number."""
         updates, _ = self._updates(lambda decays: None, arrays)
         return accumulation_of(updates[0].optimizer).add(updates, self._options(0.0, number))
 
     def must_wait(self) -> bool:
         """Whether an update waits for its kernels.
 
-        A later call of Python frees what an update leaves on a GPU; if the next update is native,
-        there may be none.
+        A later call of Python frees what it leaves on a GPU, and a native one would not.
         """
         return self.runs_tensorflow or self.has_plan
 
     def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
         """Registers a native plan for the next step with the same settings, if possible.
 
-        Args:
-          call: number of the operation's call that has taken a step.
-          told: the arguments of that step, as in `take`.
-          taken: receives the number of a step.
+        `call` has taken a step as `told`; `taken` receives the number of a step.
         """
 
     def _of_batches(self, step: HeldStep[Any], batches: int) -> Step:
@@ -245,9 +226,7 @@ class StepHost:
     ) -> tuple[list[Update], list[bool]]:
         """Returns the update of each table by its rule, and whether weight decay applies to it.
 
-        Args:
-          rule: maps whether weight decay applies to a rule.
-          batches: with several, tables without a gradient in the last one take part.
+        With several batches, tables without a gradient in the last one take part.
         """
         optimizer = None if self._optimizer is None else alive(self._optimizer)
         tables, decays = live_tables(self._variables), self._decays

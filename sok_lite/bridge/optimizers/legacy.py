@@ -14,8 +14,7 @@ from sok_lite.engine import optimizers as rules
 def _hyper(optimizer: Any, name: str) -> Any:
     """Returns a setting: its variable, or a number if the optimizer has not made one yet.
 
-    Its own `_get_hyper` would create the variables: an optimizer that was only inspected in eager
-    mode could then not step in a graph.
+    `_get_hyper` would create it: an optimizer inspected in eager mode could not step in a graph.
     """
     value = optimizer._hyper[name]
     return value() if callable(value) and not _is_schedule(value) else value

@@ -21,10 +21,7 @@ _ROOTS = {"keras", "tf_keras"}
 class LossScale(NamedTuple):
     """How an optimizer that scales the loss treats gradients.
 
-    Attributes:
-      unscale: divisor; None: the program has unscaled them.
-      skips: whether it skips steps.
-      counts_skipped: whether a skipped step counts.
+    `unscale` is their divisor; None: the program has unscaled them.
     """
 
     unscale: Any
@@ -48,9 +45,6 @@ def build(optimizer: Any, family: Family, variables: Iterable[Any]) -> None:
     """Creates the scale variable of a Keras 3 optimizer, before its first step.
 
     Before, it scales by a number, which would be a constant in a graph.
-
-    Args:
-      variables: its dense variables.
     """
     if family is KERAS3 and scales_loss(optimizer) and not optimizer.built:
         with tf.init_scope():
@@ -58,11 +52,7 @@ def build(optimizer: Any, family: Family, variables: Iterable[Any]) -> None:
 
 
 def check_built(optimizer: Any) -> None:
-    """Raises if a graph would use a number for the scale.
-
-    Raises:
-      ValueError: a LossScaleOptimizer has no scale yet, in a graph.
-    """
+    """Raises ValueError if a graph would use a number for the scale."""
     if scales_loss(optimizer) and not optimizer.built and not tf.executing_eagerly():
         raise ValueError(
             "A LossScaleOptimizer of Keras 3 must be built before a tf.function scales a loss with "
@@ -76,12 +66,8 @@ def loss_scale_of(
 ) -> LossScale | None:
     """Returns what an optimizer does in this step; None if it does not scale the loss.
 
-    Args:
-      dense: (gradient or None, variable), for all variables except dynamic tables.
-
-    Raises:
-      ValueError: it has no scale yet, in a graph.
-      NotImplementedError: no dense gradient could show a NaN to the optimizer.
+    `dense` has all variables except dynamic tables. Raises ValueError if it has no scale yet, in a
+    graph, and NotImplementedError if no dense gradient could show it a NaN.
     """
     if not scales_loss(optimizer):
         return None

@@ -92,11 +92,7 @@ def gradients_of(
 
 
 def scaled_loss(optimizer: Any, loss: Any) -> Any:
-    """Returns a loss scaled by its optimizer, if that scales.
-
-    Raises:
-      ValueError: a LossScaleOptimizer of Keras 3 has no scale yet, in a graph.
-    """
+    """Returns a loss scaled by its optimizer, if that scales; see `check_built`."""
     if hasattr(optimizer, "get_scaled_loss"):
         return optimizer.get_scaled_loss(loss)
     if not hasattr(optimizer, "scale_loss"):
@@ -116,14 +112,9 @@ def check_any(gradients: Gradients) -> None:
 
 
 def check_trained(gradients: Gradients, family: Family | None = None) -> None:
-    """Raises if a step would train nothing; warns, in Keras' words, of what it leaves out.
+    """Raises ValueError if a step would train nothing; warns, in Keras' words, of what it skips.
 
-    Args:
-      gradients: of tables and dense variables.
-      family: of the optimizer, which warns of dense variables itself; None: there is none.
-
-    Raises:
-      ValueError: no variable has a gradient, or there is no variable.
+    `family` is of the optimizer, which warns of dense variables itself; None: there is none.
     """
     if not gradients and family in (TF_KERAS, LEGACY):
         return  # their optimizers then do nothing, as a program may want
@@ -143,10 +134,8 @@ def check_trained(gradients: Gradients, family: Family | None = None) -> None:
 def warn_of_untrained(gradients: Gradients, family: Family | None) -> None:
     """Warns of variables without a gradient, in Keras' words.
 
-    Args:
-      gradients: of tables and dense variables.
-      family: of the optimizer, which warns of dense variables itself if any has a gradient; TF1's
-        never warn. None: there is none.
+    `family` is of the optimizer, which warns of dense variables itself if any has a gradient; TF1's
+    never warn. None: there is none.
     """
     if family is V1:
         return
@@ -178,11 +167,7 @@ def _of_tensorflow(variable: Any) -> Any:
 
 
 def config_of(optimizer: Any, family: Family) -> dict[str, Any]:
-    """Returns a config from which `optimizer_of` makes the same optimizer, without its states.
-
-    Raises:
-      NotImplementedError: optimizers of tf.compat.v1.train have no config.
-    """
+    """Returns a config for `optimizer_of`, without states; NotImplementedError for TF1's."""
     if family is V1:
         raise NotImplementedError(
             f"{type(optimizer).__name__} of tf.compat.v1.train has no get_config(): make it and "
@@ -192,12 +177,7 @@ def config_of(optimizer: Any, family: Family) -> dict[str, Any]:
 
 
 def optimizer_of(config: Mapping[str, Any], custom_objects: Any = None) -> Any:
-    """Returns a new optimizer from a config.
-
-    Args:
-      config: from `config_of`.
-      custom_objects: name -> class or function, as in Keras.
-    """
+    """Returns a new optimizer from `config_of`'s config; custom objects as in Keras."""
     options = {} if config["family"] == KERAS3.name else {"use_legacy_optimizer": False}
     make: Callable[..., Any] = _module(config["family"]).deserialize
     return make(config["optimizer"], custom_objects=custom_objects, **options)

@@ -67,10 +67,8 @@ def patch_optimizers() -> None:
 def know_api(api: str, again: Callable[..., Any]) -> None:
     """Registers an API whose programs declare the optimizers of its tables.
 
-    Args:
-      api: its name.
-      again: repeats a saved declaration for an optimizer that Keras has loaded. Takes the
-        optimizer, and by name the arguments of `train_for`.
+    `again` repeats a saved declaration for an optimizer that Keras has loaded. It takes the
+    optimizer, and by name the arguments of `train_for`.
     """
     _apis[api] = again
 
@@ -78,14 +76,8 @@ def know_api(api: str, again: Callable[..., Any]) -> None:
 def train_for(api: str, optimizer: Any, **said: Any) -> None:
     """Makes an optimizer train the tables of a registered API.
 
-    Args:
-      api: its name.
-      optimizer: of any family.
-      **said: the program's declaration; saved with a model compiled with the optimizer.
-
-    Raises:
-      TypeError: not an optimizer.
-      NotImplementedError: its step has no meaning for rows, or a setting could not act on them.
+    The declaration `said` is saved with a model compiled with the optimizer. Raises TypeError for
+    other objects, NotImplementedError if its step has no meaning for rows, or a setting no effect.
     """
     inner, family = inner_of(optimizer), family_of(optimizer)
     settings = settings_of(inner, family_of(inner))
@@ -97,13 +89,9 @@ def train_for(api: str, optimizer: Any, **said: Any) -> None:
 
 
 def train_alone(optimizer: Any, what: str) -> None:
-    """Makes a Keras optimizer train tables within the steps of another.
+    """Makes a Keras optimizer train tables, named by `what`, within the steps of another.
 
-    Args:
-      what: names the tables in errors.
-
-    Raises:
-      TypeError, NotImplementedError: it cannot train rows, or not within the steps of another.
+    Raises TypeError or NotImplementedError if it cannot.
     """
     for is_so, why in (
         (scales_loss(optimizer), "is a LossScaleOptimizer"),

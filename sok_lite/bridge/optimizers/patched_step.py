@@ -127,8 +127,7 @@ def _apart(
 ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, list[tuple[Any, Any]]]]]:
     """Returns the pairs that an optimizer trains, and those of each other optimizer of a table.
 
-    Raises:
-      NotImplementedError: there are others, and this optimizer does not support that.
+    Raises NotImplementedError if this optimizer does not support others.
     """
     its, of_others = [], dict[int, tuple[Any, list[tuple[Any, Any]]]]()
     for grad, variable in pairs:

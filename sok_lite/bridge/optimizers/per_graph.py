@@ -24,13 +24,7 @@ DenseStep = Callable[..., Any]
 
 
 class PerGraphOptimizer(WrappedOptimizer):
-    """Takes steps of an optimizer whose own method is wrapped.
-
-    Args:
-      optimizer: of Keras 3, tf_keras or tf.compat.v1.train.
-      dense_step: updates dense variables by the original method.
-      options: of `WrappedOptimizer`.
-    """
+    """Takes steps of an optimizer whose own method is wrapped; `dense_step` is the original one."""
 
     counts_with_optimizer = True
 
@@ -75,13 +69,7 @@ def _apply_copy(dense_step: DenseStep, counts: bool, copy: Any, pairs: Any, step
 
 @unconverted
 class PerGraphSteps:
-    """The steps of an optimizer: one object for eager mode and one for each graph.
-
-    Args:
-      optimizer: not kept alive.
-      dense_step: updates dense variables by the original method.
-      options: of `WrappedOptimizer`.
-    """
+    """The steps of an optimizer, not kept alive: one object for eager mode and each graph."""
 
     def __init__(self, optimizer: Any, dense_step: DenseStep, **options: Any) -> None:
         self._optimizer: Any = weakref.ref(optimizer)
@@ -108,13 +96,7 @@ class PerGraphSteps:
     ) -> Any:
         """Updates tables and dense variables with their gradients.
 
-        Args:
-          grads_and_vars: (gradient or None, variable) pairs.
-          global_step, name: for tf.compat.v1.train optimizers.
-          options: further ones of the dense step.
-
-        Returns:
-          In a TF1 graph the operation; else what the dense step returns, or None.
+        Returns the operation in a TF1 graph; else what the dense step returns, or None.
         """
         pairs, here = list(grads_and_vars), self.here()
         if not tf.executing_eagerly():

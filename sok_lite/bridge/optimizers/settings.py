@@ -14,13 +14,7 @@ from sok_lite.bridge.optimizers.v1 import V1
 
 
 class NotForRowsError(NotImplementedError):
-    """The step of an optimizer has no meaning for rows of tables.
-
-    Args:
-      optimizer: its class and family.
-      why: it has no meaning, and what to do.
-      rows: names the rows.
-    """
+    """The step of an optimizer has no meaning for rows of tables; `why` includes the advice."""
 
     def __init__(self, optimizer: str, why: str, rows: str = "rows of tables") -> None:
         super().__init__(f"{optimizer} cannot update {rows}: {why}.")
@@ -32,11 +26,7 @@ class NotForRowsError(NotImplementedError):
 
 
 def family_of(optimizer: Any) -> Family:
-    """Returns the family of an optimizer.
-
-    Raises:
-      TypeError: not an optimizer of a known family.
-    """
+    """Returns the family of an optimizer, or raises TypeError."""
     modules = {(base.__module__.split(".")[0], base.__name__) for base in type(optimizer).__mro__}
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return V1
@@ -55,12 +45,8 @@ def family_of(optimizer: Any) -> Family:
 def settings_of(optimizer: Any, family: Family) -> Settings | FallbackStep:
     """Returns the rule of an optimizer and its settings, except the learning rate.
 
-    Returns:
-      Settings; a FallbackStep if no rule is known for the optimizer.
-
-    Raises:
-      NotImplementedError: a setting acts on gradients or variables in a way that cannot be done row
-        by row; NotForRowsError: so does its class.
+    A FallbackStep if no rule is known for it. Raises NotImplementedError for a setting that cannot
+    be applied row by row, NotForRowsError for such a class.
     """
     name = _class_name(optimizer, family)
     refuse_unsupported(optimizer)

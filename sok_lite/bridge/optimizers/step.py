@@ -174,15 +174,12 @@ class RowOptimizer(tf.Module):
         go: Any,
         batches: int,
     ) -> tuple[Any, Any]:
-        """Updates the rows of all pairs in one operation, and the dense variables.
+        """Updates the rows of all pairs in one operation, and the dense variables; as `_step`.
 
         If one part fails, the other has not begun: see `EagerUpdate`. In a graph, where these are
-        two operations, the rows go first.
-
-        Args: as in `_step`.
-
-        Returns:
-          The operation in a graph, and what `dense_step` returns.
+        two
+        operations, the rows go first. Returns the operation in a graph, and the dense step's
+        result.
         """
         variables = [variable for _, variable in pairs]
         backend = variables[0].table.backend
@@ -255,10 +252,7 @@ tf.no_gradient("SokUpdate")
 
 
 def _run_in_graph(host: StepHost, batches: int, outputs: Outputs, arrays: list[Array]) -> None:
-    """The callback of a graph's operation; the last array is from `_on_host`.
-
-    Registers a native plan for the next step with these settings.
-    """
+    """The callback of a graph's operation; the last array is from `_on_host`."""
     *gradients, bits = arrays
     told = bits.view(np.float64).tolist()
     if not told[1] and batches == 1:

@@ -30,11 +30,7 @@ class LockedStep:
 
 
 class StepLock:
-    """Serializes the steps of an optimizer over threads.
-
-    Each step then counts from the end of the one before. Eager steps wait for each other, and so do
-    those of graphs.
-    """
+    """Serializes the steps of an optimizer over threads, eager ones and those of graphs."""
 
     def __init__(self) -> None:
         # Not a Lock: a thread whose step was interrupted may enter again.
@@ -47,9 +43,9 @@ class StepLock:
     def hold(self, handles: Sequence[tf.Tensor] = ()) -> Iterator[LockedStep]:
         """Waits for the lock; in a graph, operations made inside wait too.
 
-        Args:
-          handles: resources of the step's tables. The lock is ordered with the operations on them:
-            a later step must not hold it while it waits for an earlier one.
+        The lock is ordered with the operations on the step's tables, by their resources: a later
+        step
+        must not hold it while it waits for an earlier one.
         """
         step = LockedStep()
         if tf.executing_eagerly():
@@ -69,13 +65,8 @@ class StepLock:
 def dense_checks(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
     """Returns what must run before rows change, so that the dense step after them cannot fail.
 
-    That is every gradient, and a check of shapes that are not static.
-
-    Args:
-      pairs: (gradient or None, dense variable).
-
-    Raises:
-      TypeError: a gradient is not numeric.
+    That is every gradient, and a check of shapes that are not static. Raises TypeError if a
+    gradient is not numeric.
     """
     checks: list[Any] = []
     for grad, variable in pairs:

@@ -123,10 +123,9 @@ class WrappedOptimizer(RowOptimizer):
     ) -> Any:
         """As `apply_gradients`, with further options for the dense variables.
 
-        Args:
-          go: scalar bool tensor, whether rows change; None: they do.
-          beside: steps of other optimizers and the pairs of their tables, taken or skipped with
-            this one.
+        `go` is a scalar bool tensor, whether rows change; `beside` has steps of other optimizers
+        and
+        the pairs of their tables, taken or skipped with this one.
         """
         refuse_unsupported(self._inner)
         grads_and_vars = list(grads_and_vars)
@@ -182,10 +181,7 @@ class WrappedOptimizer(RowOptimizer):
         )
 
     def _refuse_elsewhere(self) -> None:
-        """Raises if the counter belongs to another graph, or to eager mode.
-
-        TensorFlow's error would be that an EagerTensor is captured without building a function.
-        """
+        """Raises if the counter belongs to another graph, or to eager mode."""
         if self.iterations is None:
             return
         with tf.init_scope():

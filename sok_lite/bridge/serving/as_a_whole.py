@@ -19,28 +19,18 @@ _OF_ONE = ("assets", "saved_model.pb", "fingerprint.pb", "variables")
 
 
 def checked_folder(path: Any) -> str:
-    """Returns a folder of this machine, or an address of one.
-
-    Raises:
-      ValueError: it is empty, or an address that pathlib has damaged.
-    """
+    """Returns a folder of this machine, or an address of one; raises ValueError if damaged."""
     path = os.fspath(path)
     return path if is_address(path) and not path.startswith("file:///") else local_path(path)
 
 
 @contextmanager
 def as_a_whole(path: Any) -> Iterator[str]:
-    """Yields a folder to write to, which then replaces what is at `path`.
+    """Yields a folder to write to, which then replaces the folder or address `path`.
 
     If the block fails, the old content stays. On this machine a reader finds the old folder or the
     new one. In a folder with other files, one that cannot be moved, and TensorFlow's file systems,
-    files are replaced one by one, `saved_model.pb` last.
-
-    Args:
-      path: of a folder, or an address of one.
-
-    Raises:
-      ValueError: see `checked_folder`. OSError, tf.errors.OpError: it cannot be written.
+    files are replaced one by one, `saved_model.pb` last. Raises OSError and tf.errors.OpError.
     """
     path = checked_folder(path)
     if is_address(path):

@@ -23,11 +23,7 @@ _MOST_PARTS = 100
 
 
 class VariableFiles:
-    """Files beside a model that is being written.
-
-    Args:
-      folder: for them, does not exist yet, in the file system of the model.
-    """
+    """Files beside a model that is being written, in a new folder of its file system."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -38,12 +34,9 @@ class VariableFiles:
     def add(self, name: str, values: tf.Tensor, first: int, num_rows: int) -> None:
         """Writes rows of a variable, now or later.
 
-        Args:
-          name: of the variable in the checkpoint.
-          values: (n, ...), eager; each row in one call only.
-          first: number of the first row.
-          num_rows: of the whole variable. In parts no float16 and no unsigned integers of 16 bits
-            or more: TensorFlow does not merge them.
+        `values` (n, ...) begin with row `first`; each row comes in one call only. In parts no
+        float16
+        and no unsigned integers of 16 bits or more: TensorFlow does not merge them.
         """
         part = ""
         if values.shape.rank and values.shape[0] < num_rows:
@@ -57,11 +50,7 @@ class VariableFiles:
             self._write()
 
     def merge_into(self, prefix: str) -> None:
-        """Merges them into a checkpoint, which may have its own files.
-
-        Raises:
-          tf.errors.OpError: they cannot be written.
-        """
+        """Merges them into a checkpoint, which may have its own files; raises tf.errors.OpError."""
         self._write()
         if not self._prefixes:  # a model without tables
             return
@@ -96,11 +85,7 @@ class VariableFiles:
 
 @contextmanager
 def beside(part: str | None) -> Iterator[VariableFiles | None]:
-    """Yields the files beside a model, removed at the end.
-
-    Args:
-      part: where the model is written; None: this rank writes none.
-    """
+    """Yields the files beside a model, removed at the end; None: this rank writes none."""
     if part is None:
         yield None
         return
@@ -113,13 +98,7 @@ def beside(part: str | None) -> Iterator[VariableFiles | None]:
 
 
 class WrittenVariable:
-    """A variable whose value is only in files.
-
-    Args:
-      variable: of TensorFlow, with a static shape (n, ...).
-      name: in the checkpoint.
-      files: None: nothing is written.
-    """
+    """A variable of static shape (n, ...) whose value is only in files; None: not written."""
 
     def __init__(self, variable: Any, name: str, files: VariableFiles | None) -> None:
         self.variable = variable

@@ -108,11 +108,9 @@ def export_functions(
 
     Args:
       root: the owner of the variables that the functions read, unless these are tf.Variables.
-      path, cutoff, quantize: as in `export_serving`.
       functions: signature name -> (function, its arguments). Calling the loaded object calls the
         first.
       ranks: those that call it, each within `ranks.together()`.
-      options: a tf.saved_model.SaveOptions.
     """
     check_cutoff(cutoff)
     check_quantize(quantize)
@@ -151,10 +149,9 @@ def export_functions(
 
 
 def _captured_resources(root: Any, captured: list[Any], variables: list[Any]) -> list[Any]:
-    """Returns the resources other than variables that functions read, such as lookup tables.
+    """Returns the resources except variables that functions read, such as lookup tables.
 
-    Raises:
-      NotImplementedError: the owner of a resource is unknown.
+    Raises NotImplementedError if the owner of a resource is unknown.
     """
     ids = {id(tensor) for tensor in captured if tensor.dtype == tf.resource}
     found = [each for each in resources_in(root) if id(each.resource_handle) in ids]

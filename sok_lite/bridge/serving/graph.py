@@ -79,12 +79,7 @@ def export_serving_graph(
 
 
 class _Copy:
-    """The exported parts of a graph.
-
-    Args:
-      session: a tf.compat.v1.Session with initialised variables.
-      inputs, outputs: tensors.
-    """
+    """The exported parts of the graph of a session with initialised variables."""
 
     def __init__(
         self, session: Any, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
@@ -273,12 +268,7 @@ class _Copy:
 
 
 class _Saver(tf.compat.v1.train.Saver):
-    """A saver that restores variables as TensorFlow's does; their values are already in files.
-
-    Args:
-      variables: by name in the checkpoint.
-      files: all their values.
-    """
+    """A saver that restores variables as TensorFlow's does; their values are already in files."""
 
     def __init__(self, variables: dict[str, Any], files: VariableFiles) -> None:
         super().__init__(variables)
@@ -322,11 +312,7 @@ def _check_tensors(graph: Any, tensors: Any, argument: str) -> None:
 
 
 class Nodes:
-    """The nodes of one or more graphs, by name.
-
-    Args:
-      graph_def: of the first graph.
-    """
+    """The nodes of one or more graphs, by name."""
 
     def __init__(self, graph_def: Any) -> None:
         self._graph_def = graph_def
@@ -335,7 +321,7 @@ class Nodes:
         self._replaced: dict[str, str] = {}
 
     def unused_scope(self, name: str) -> str:
-        """Returns a name, `name` if possible, that no node has and none is under.
+        """Returns `name`, or one like it, that no node has and none is under.
 
         Case is ignored: TensorFlow renames one of two names that differ only in case.
         """
@@ -347,11 +333,7 @@ class Nodes:
         return result
 
     def add(self, graph_def: Any) -> None:
-        """Adds the nodes of another graph, which may have grown since it was added before.
-
-        Raises:
-          ValueError: a node of the first graph has the name of one of them.
-        """
+        """Adds the nodes of another graph, also after it has grown; ValueError for clashes."""
         added = {node.name: node for node in graph_def.node}
         both = sorted(self._of_first & added.keys())
         if both:

@@ -37,7 +37,6 @@ class RowsInOrder:
       table: locked by this thread.
       ranks: export the tables of all ranks as one; None: only this rank's table.
       is_exported: False: export nothing of this rank.
-      cutoff: leaves out keys whose row has only |elements| below it; None: none.
 
     Attributes:
       num_keys: of all ranks together; 0 on ranks that do not write.

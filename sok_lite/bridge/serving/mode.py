@@ -24,13 +24,7 @@ Plain = Callable[..., Sequence[tf.Tensor]]
 
 
 class Lookup(NamedTuple):
-    """A lookup in a TF1 graph, to be replaced by an export.
-
-    Attributes:
-      what: names it in errors.
-      inputs, outputs: tensors of the graph.
-      plain: the lookup as plain operations. Holds no table.
-    """
+    """A lookup in a TF1 graph, to be replaced by `plain` operations, which hold no table."""
 
     what: str
     inputs: list[tf.Tensor]
@@ -39,11 +33,7 @@ class Lookup(NamedTuple):
 
 
 def exporting(tables: Any) -> AbstractContextManager[None]:
-    """A `with` block in which functions are traced for serving.
-
-    Args:
-      tables: the `ServedTables` that lookups read.
-    """
+    """A `with` block in which functions are traced for serving, with the `ServedTables`."""
     return set_within(_tables, tables)
 
 
@@ -76,10 +66,7 @@ def looked_up(
 ) -> Sequence[Any]:
     """Returns the outputs of a lookup, in live tables or in those of an export.
 
-    Args:
-      what: names it in errors.
-      live: takes the inputs, and looks up in this process's tables.
-      plain: the same by plain operations; holds no table.
+    `live` looks up in this process's tables; `plain` does so by plain operations, and holds none.
     """
     tables = _tables.get()
     if tables is not None:

@@ -19,12 +19,7 @@ from sok_lite.bridge.tf_private import (
 
 
 def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], Signature]:
-    """Returns the served function and its arguments.
-
-    Raises:
-      TypeError: it cannot be called.
-      ValueError: its arguments are unknown.
-    """
+    """Returns the served function and its arguments; raises TypeError or ValueError."""
     if not callable(model_or_fn):
         raise TypeError(
             "`model_or_fn` must be a function, a tf.Module with __call__, or a model of Keras. "
@@ -52,15 +47,9 @@ def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], S
 def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., Any], Signature]]:
     """Returns the signatures of a Keras model, from those of `tf.saved_model.save`.
 
-    Args:
-      model: served if there are no signatures.
-      signatures: None, a tf.function with an input_signature, a concrete function of a tf.function,
-        or a dict of these by name.
-
-    Raises:
-      TypeError: a signature is of another type.
-      ValueError: there are none, and the model's inputs are unknown; or the tf.function of a
-        concrete function is gone.
+    None (the model is served), a tf.function with an input_signature, a concrete function of a
+    tf.function, or a dict of these by name. Raises TypeError for others, ValueError if the model's
+    inputs are unknown, or the tf.function of a concrete function is gone.
     """
     if signatures is None:
         function, _ = function_of(model, [])
@@ -91,8 +80,7 @@ def _traced_again(name: str, function: Any) -> tuple[Callable[..., Any], Signatu
 def _arguments_of(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
     """Returns the arguments of a concrete function, positional and by name: specs and values.
 
-    Its `structured_input_signature` has placeholders for objects other than tensors, such as a
-    model; its type has the objects.
+    Its `structured_input_signature` lacks objects other than tensors; its type has them.
     """
     args, kwargs = concrete.structured_input_signature
     parameters = concrete.function_type.parameters
@@ -112,14 +100,8 @@ def _of_tensors(
 ) -> tuple[Callable[..., Any], Signature]:
     """Returns a function of the tensor arguments only, and its signature.
 
-    Args:
-      name: of the signature.
-      function: takes all arguments.
-      args, kwargs: specs, structures of specs, or Python values, such as the model or a flag, with
-        which the function is always called.
-
-    Raises:
-      TypeError: an argument mixes specs and Python values.
+    The arguments are specs, structures of specs, or Python values, such as the model or a flag,
+    with which the function is always called. Raises TypeError if one mixes them.
     """
     names = names_by_place(function, len(args))
     places = [i for i, each in enumerate(args) if _has_specs(name, names[i], each)]
@@ -142,11 +124,7 @@ def _of_tensors(
 
 
 def _has_specs(name: str, argument_name: str, argument: Any) -> bool:
-    """Whether an argument of a signature's function consists of specs; else it has none.
-
-    Raises:
-      TypeError: it has some, and other values.
-    """
+    """Whether an argument of a signature's function consists of specs; TypeError if in part."""
     are_specs = [isinstance(each, tf.TypeSpec) for each in tf.nest.flatten(argument)]
     if any(are_specs) and not all(are_specs):
         raise TypeError(
@@ -167,10 +145,7 @@ def _without_places(argument: Any) -> Any:
 
 
 def _function_with(concrete: Any) -> Any:
-    """Returns the tf.function of a concrete one; None if it is gone.
-
-    A concrete function has only its graph, whose lookups use this process's tables.
-    """
+    """Returns the tf.function of a concrete one, whose graph uses live tables; None if gone."""
     kind = tf.types.experimental.PolymorphicFunction
     functions = [each for each in gc.get_objects() if issubclass(type(each), kind)]
     for each in functions:
@@ -232,8 +207,7 @@ def _is_keras_model(model: Any) -> bool:
 def _signature_of_model(model: Any, argument: str) -> Signature:
     """Returns the declared inputs of a model, or those of its first call.
 
-    Args:
-      argument: to name in the error if neither is known.
+    `argument` is named in the error if neither is known.
     """
     structures = (getattr(model, name, None) for name in INPUTS_OF_MODELS.values())
     inputs = next((each for each in structures if each is not None), None)

@@ -25,15 +25,7 @@ def combined(
     of_all_ranks: bool,
     *tensors: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Does `look_up` on the tables of an exported model.
-
-    Args:
-      served: the `ServedTables`.
-      tables, policy: of the lookup.
-      batches: static numbers of rows.
-      of_all_ranks: whether the lookup is in the tables of several ranks.
-      tensors: from `tensors_of`.
-    """
+    """Does `look_up` on `served`, the tables of an exported model, with `tensors_of`'s tensors."""
     stream = iter(tensors)
     outputs = []
     for spec, num_rows in zip(tables, batches, strict=True):

@@ -17,24 +17,14 @@ _NO_WORD = re.compile(r"[^A-Za-z0-9_]+")
 
 
 class Signature(NamedTuple):
-    """The arguments of a function.
-
-    Attributes:
-      args: positional, each a spec or a structure of specs.
-      kwargs: by name, likewise.
-      names: of the positional ones.
-    """
+    """The arguments of a function: specs or structures of specs; `names` of positional ones."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: list[str]
 
     def flat(self) -> dict[str, tf.TensorSpec]:
-        """Returns the specs of the plain tensors by name.
-
-        Raises:
-          ValueError: two have one name.
-        """
+        """Returns the specs of the plain tensors by name; raises ValueError for equal names."""
         parts = plain_parts(self._leaves())
         return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in parts.items()}
 
@@ -53,13 +43,8 @@ class Signature(NamedTuple):
 def checked_signature(function: Callable[..., Any], signature: Any) -> Signature:
     """Returns the signature of a function from a program's description.
 
-    Args:
-      function: provides names of positional arguments.
-      signature: a spec, a list of specs or structures of them, by position, or a dict of these by
-        argument.
-
-    Raises:
-      TypeError: something in it is not a spec.
+    A spec, a list of specs or structures of them, by position, or a dict of these by argument.
+    Raises TypeError if something in it is not a spec.
     """
     if isinstance(signature, Mapping):
         args, kwargs = (), {name: as_specs(spec) for name, spec in signature.items()}
@@ -84,10 +69,7 @@ def as_specs(structure: Any) -> Any:
 def named_leaves(name: str, structure: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Returns the leaves of a structure in the order of tf.nest, each with a name.
 
-    Args:
-      name: of the structure. Items of a dict have keys instead, items of a list `<name>_0` and so
-        on.
-      prefix: of keys of dicts; within others, the name of the outer one.
+    Items of a dict are named by keys, with a prefix, items of a list `<name>_0` and so on.
     """
     if isinstance(structure, Mapping):
         named = [(f"{prefix}{key}", structure[key]) for key in sorted(structure)]
@@ -102,8 +84,7 @@ def named_leaves(name: str, structure: Any, prefix: str = "") -> list[tuple[str,
 def plain_parts(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Returns the plain tensors, or specs, of named ones; ragged and sparse ones have several.
 
-    Raises:
-      ValueError: two have one name.
+    Raises ValueError for equal names.
     """
     result: dict[str, Any] = {}
     for name, value in leaves:
@@ -133,9 +114,7 @@ def parts_of(name: str, value: Any) -> dict[str, Any]:
 def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
     """Returns the outputs of a function as plain tensors by name.
 
-    Raises:
-      TypeError: it does not return tensors.
-      ValueError: two have one name.
+    Raises TypeError for other outputs, ValueError for equal names.
     """
     is_named = isinstance(outputs, Mapping)
     structure = outputs if is_named or isinstance(outputs, (list, tuple)) else [outputs]

@@ -41,10 +41,7 @@ _STEPS = 127
 class _Served(NamedTuple):
     """One table. After the rows of its keys come the row of a missing key and one of zeros.
 
-    Attributes:
-      live: the engine's table, kept so that its id stays unique.
-      keys: maps keys to positions.
-      rows: all rows.
+    `live`, the engine's table, is kept so that its id stays unique.
     """
 
     live: Any
@@ -58,8 +55,6 @@ class ServedTables:
     Args:
       new_variable: makes the variables, which are never assigned.
       read_variable: returns the value of a static variable, a tensor or an array.
-      cutoff: leaves out keys whose row has only |elements| below it; None: none.
-      quantize: "float16" or "int8": reduces the size of float rows; None: no change.
       ranks: those that export; every rank makes the same lookups.
       written: the files for the values; None: this rank writes none.
 
@@ -101,20 +96,10 @@ class ServedTables:
         policy: MissingKeyPolicy,
         of_all_ranks: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Looks keys up.
+        """Returns (keys.shape + [dimension] rows, bool of the keys' shape, which have a row).
 
-        Args:
-          variable: the table.
-          keys: integers of any shape.
-          policy: of the lookup. A missing key returns its initial value if that is the same for all
-            keys, else zeros.
-          of_all_ranks: whether the lookup is in the tables of all ranks.
-
-        Returns:
-          (keys.shape + [dimension] rows; bool of the keys' shape, which have a row).
-
-        Raises:
-          NotImplementedError: the policy would insert keys.
+        A missing key returns its initial value if that is the same for all keys, else zeros. Raises
+        NotImplementedError if the policy would insert keys.
         """
         if policy.training:
             raise NotImplementedError(
@@ -220,16 +205,7 @@ def _check_missing(table: Any, missing: np.ndarray, cutoff: float) -> None:
 
 
 class KeyIndex:
-    """Finds the positions of keys among n keys ordered by their products.
-
-    Args:
-      num_keys: n.
-      products: of the keys, distinct, ascending, in pieces.
-      make_variable: makes the variables that it reads.
-
-    Attributes:
-      size: n.
-    """
+    """Finds the positions of keys among n keys, ordered by their distinct products."""
 
     def __init__(
         self, num_keys: int, products: Iterable[np.ndarray], make_variable: MakeVariable
@@ -268,11 +244,7 @@ class KeyIndex:
     def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the position of each key, arbitrary if not found, and whether it is found.
 
-        Args:
-          keys: int64 of any shape.
-
-        Returns:
-          (integers of the keys' shape, in [0, n]; bool of the keys' shape).
+        Integers in [0, n] and bool, of the keys' shape; keys are int64.
         """
         products = keys * tf.constant(FACTOR.view(np.int64), tf.int64)
         buckets = tf.cast(tf.cast(products, tf.float32) * self._scale, tf.int32) + self._first
@@ -298,19 +270,12 @@ def check_quantize(quantize: Any) -> None:
 
 
 class ServedRows:
-    """Rows that are read by number.
+    """Rows (n, dim) that are read by number.
 
     "float16" rounds rows of float32 and float64: an element is off by at most 2**-11 of its size,
     or by 2**-25 if that is more. "int8" has one scale per float row: an element is off by at most
     1/254 of the largest in its row, or by 2e-36 if that is more. Then it is rounded to the rows'
     dtype. Integers stay unchanged.
-
-    Args:
-      name: of the table, for errors.
-      shape: [n, dim].
-      dtype: of the rows.
-      quantize: "float16", "int8" or None.
-      make_variable: makes the variables that it reads.
     """
 
     def __init__(
@@ -333,11 +298,7 @@ class ServedRows:
         self._rows = make_variable("rows", shape, tf.int16 if self._is_bits else self._stored)
 
     def write(self, rows: np.ndarray, first: int) -> None:
-        """Writes some rows, (m, dim), as a table stores them, from number `first` on.
-
-        Raises:
-          ValueError: an element does not fit.
-        """
+        """Writes rows (m, dim), as stored, from number `first`; ValueError if one is too big."""
         if self._dtype == tf.bfloat16:
             rows = rows.view(tf.bfloat16.as_numpy_dtype)
         if self._scales is not None:

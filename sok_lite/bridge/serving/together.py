@@ -14,14 +14,7 @@ _CALL = save_by("export_serving()")
 
 
 class Ranks:
-    """The ranks that export a model, any of which may fail alone.
-
-    Args:
-      comm: the job; None: there is one rank.
-
-    Attributes:
-      is_first: whether this is the rank that writes.
-    """
+    """The ranks that export a model, any of which may fail alone; `is_first` writes."""
 
     def __init__(self, comm: Communicator | None) -> None:
         self.comm = comm
@@ -32,9 +25,7 @@ class Ranks:
     def together(self) -> Iterator[None]:
         """A `with` block that all ranks finish together; it raises on all if one has failed.
 
-        Raises:
-          MemoryError, OSError, TypeError, ValueError, RuntimeError: another rank has failed, with
-            its number and reason.
+        The error has the failed rank's number and reason.
         """
         if self.comm is None:
             yield
@@ -52,10 +43,7 @@ class Ranks:
         failure.together(self.comm, lambda: None, _CALL)
 
     def meet(self) -> None:
-        """Waits for all ranks. Every rank must call it, within `together`.
-
-        Raises: as `together`.
-        """
+        """Waits for all ranks; raises as `together`, within which every rank must call it."""
         if self.comm is None:
             return
         try:
@@ -65,22 +53,14 @@ class Ranks:
             raise
 
     def to_first(self, array: np.ndarray) -> np.ndarray:
-        """Returns the arrays of all ranks, joined, on rank 0; nothing elsewhere.
-
-        Every rank must call it, within `together`.
-
-        Raises: as `together`.
-        """
+        """Returns the arrays of all ranks, joined, on rank 0; nothing elsewhere. As `meet`."""
         assert self.comm is not None
         self.meet()
         splits = [len(array)] + [0] * (self.comm.size - 1)
         return self.comm.alltoallv(array, splits, call=_CALL).rows
 
     def reduced(self, number: int, op: str) -> int:
-        """Returns the "sum", "min" or "max" over all ranks.
-
-        Every rank must call it, within `together`.
-        """
+        """Returns the "sum", "min" or "max" over all ranks. As `meet`."""
         assert self.comm is not None
         self.meet()
         return int(self.comm.allreduce(np.array([number], np.int64), op, _CALL)[0])
