@@ -215,7 +215,7 @@ def needs_order(call: CollectiveCall) -> bool:
     return getattr(tf.compat.v1.get_default_graph(), CONTROL_FLOW)() is None
 
 
-def in_turn(
+def submit_in_turn(
     collective: CollectiveCall, what: str, run: Callable[[Frame], None]
 ) -> Callable[[Frame, Running], None]:
     """Returns what submits a collective call: the callback of its asynchronous operation.

@@ -45,7 +45,7 @@ class HorovodTransport(GpuTransport):
             raise CommunicatorError(f"Horovod cannot carry tensors of GPUs: {error}") from error
 
 
-def connected(comm: Communicator, backend: Backend) -> HorovodTransport:
+def connect(comm: Communicator, backend: Backend) -> HorovodTransport:
     """Returns a transport after a test message from each rank to each. Every rank must call it.
 
     Raises CommunicatorError if Horovod has no GPU alltoall or numbers ranks differently.

@@ -61,7 +61,7 @@ def _choose_transport(comm: Communicator, wanted: str) -> None:
     global _transport
     comm.gpu_transport, _transport = None, ""
     if comm.size > 1:
-        of_horovod = TransportKind(horovod_transport.horovod_unable, horovod_transport.connected)
+        of_horovod = TransportKind(horovod_transport.horovod_unable, horovod_transport.connect)
         kinds = {"horovod": of_horovod}
         backend = get_backend()
         said = choose_transport(comm, backend, wanted, kinds)

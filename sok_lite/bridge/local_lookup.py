@@ -20,7 +20,7 @@ from sok_lite.bridge.inference import (
 )
 from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.bridge.operation import EagerOperation, Facts, Outputs, Run, operation
-from sok_lite.bridge.serving.mode import is_exporting, looked_up
+from sok_lite.bridge.serving.mode import dispatch_lookup, is_exporting
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.counters import Count
@@ -56,7 +56,7 @@ def local_lookup(
         )
         return run(accessed([variable]), [keys])[0]
     others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
-    look_up, plan = _planned(variable, policy, has_counts=counts is not None)
+    look_up, plan = _build_lookup(variable, policy, has_counts=counts is not None)
 
     def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
         return _operation(variable, look_up, [keys, *others], [variable.dtype], [], plan)
@@ -67,7 +67,7 @@ def local_lookup(
         return tables.read(alive(reference), keys, policy)[:1]
 
     keys = checked_keys(variable, keys)
-    (rows,) = looked_up(_name_of(variable), live, plain, [keys])
+    (rows,) = dispatch_lookup(_name_of(variable), live, plain, [keys])
     return rows
 
 
@@ -75,7 +75,7 @@ def _name_of(variable: Any) -> str:
     return f"A lookup in {variable.name!r}"
 
 
-def _planned(
+def _build_lookup(
     variable: Any, policy: MissingKeyPolicy, has_counts: bool
 ) -> tuple[Callable[..., None], LookupPlan | None]:
     """Returns a lookup in Python and its native plan, for `_operation`. Neither holds a table."""
@@ -101,7 +101,7 @@ def _planned(
 
 def _eager_lookup(variable: Any, policy: MissingKeyPolicy) -> EagerOperation:
     """Returns a lookup of rows in eager mode, for reuse."""
-    look_up, plan = _planned(variable, policy, has_counts=False)
+    look_up, plan = _build_lookup(variable, policy, has_counts=False)
     run, facts = _run(variable, look_up, 1), Facts.of_variables([variable])
     of_run = (run, [variable.dtype], variable.table.backend, _name_of(variable), facts, LOOKUPS)
     return EagerOperation("sok_lookup", *of_run, plan=plan)

@@ -15,9 +15,9 @@ from sok_lite.bridge.lookup_arguments import Argument, TableSpec, checked_argume
 from sok_lite.bridge.lookup_inputs import inputs_of
 from sok_lite.bridge.operation import EagerOperation, Facts, operation
 from sok_lite.bridge.pooled_lookup import PooledLookup
-from sok_lite.bridge.serving.mode import is_exporting, looked_up
-from sok_lite.bridge.serving.pooled import combined, tensors_of
-from sok_lite.bridge.sparse_matrix import clipped, combined_rows, values_of
+from sok_lite.bridge.serving.mode import dispatch_lookup, is_exporting
+from sok_lite.bridge.serving.pooled import look_up_served, tensors_of
+from sok_lite.bridge.sparse_matrix import clipped, combine_rows, values_of
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 from sok_lite.engine.work_done import LOOKUPS
@@ -41,31 +41,31 @@ def look_up(
     tables = tuple([argument.spec for argument in arguments])
     are_static = [table.is_static for table in tables]
     if tf.executing_eagerly() and not is_exporting() and True not in are_static:
-        return _looked_up_now(comm, arguments, tables, policy)
+        return _run_lookup(comm, arguments, tables, policy)
     what, batches = _name_of(tables), [argument.batch for argument in arguments]
 
     def live(*_: tf.Tensor) -> list[tf.Tensor]:
         if True not in are_static:
-            return _looked_up(comm, arguments, policy, what)
+            return _add_lookup(comm, arguments, policy, what)
         # Before any table changes: a static lookup raises for a missing row.
         static = static_lookup.look_up(comm, arguments, what)
         growing = [argument for argument in arguments if not argument.spec.is_static]
         with tf.control_dependencies([] if tf.executing_eagerly() else static):
-            others = _looked_up(comm, growing, policy, what) if growing else []
+            others = _add_lookup(comm, growing, policy, what) if growing else []
         of_static, of_growing = iter(static), iter(others)
         return [next(of_static if is_static else of_growing) for is_static in are_static]
 
     def plain(served: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        return combined(served, tables, batches, policy, comm.size > 1, *tensors)
+        return look_up_served(served, tables, batches, policy, comm.size > 1, *tensors)
 
-    return list(looked_up(what, live, plain, tensors_of(arguments)))
+    return list(dispatch_lookup(what, live, plain, tensors_of(arguments)))
 
 
 def _name_of(tables: Sequence[TableSpec]) -> str:
     return f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
 
 
-def _looked_up(
+def _add_lookup(
     comm: Communicator, arguments: list[Argument], policy: MissingKeyPolicy, what: str
 ) -> list[tf.Tensor]:
     """Adds the operation of `look_up` for dynamic tables."""
@@ -109,7 +109,7 @@ class _EagerLookup(NamedTuple):
         return cls(lookup, EagerOperation("sok_lookup", *of_run, plan=lookup.plan))
 
 
-def _looked_up_now(
+def _run_lookup(
     comm: Communicator,
     arguments: list[Argument],
     tables: tuple[TableSpec, ...],
@@ -172,6 +172,6 @@ def look_up_combined(
     # 16-bit rows are combined in float32; a table would round the result.
     if variable is None or max_norm is not None or variable.dtype != tf.float32:
         rows = clipped(read(values_of(matrix)), max_norm)
-        return combined_rows(rows, matrix, weights, combiner)
+        return combine_rows(rows, matrix, weights, combiner)
     arguments = checked_arguments([variable], [matrix], weights, combiner, comm.size)
     return look_up(comm, arguments, policy)[0]

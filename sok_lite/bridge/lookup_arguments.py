@@ -192,7 +192,7 @@ def _argument(
     if not isinstance(ids, _MATRICES):
         expected = "ragged, sparse or dense: int64 or int32"
         ids = integer_keys(ids, f"sp_ids[{number}]", expected, variable.key_type)
-    values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
+    values, rows, batch = _split_matrix(f"sp_ids[{number}]", ids)
     keys = checked_keys(variable, values)
     check_pooled(variable.table)
     weight_values, weight_rows = None, None
@@ -239,7 +239,7 @@ def _holds_all(key_type: tf.DType, dtype: tf.DType) -> bool:
 
 
 def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Tensor, RowBounds]:
-    values, rows, _ = _taken_apart(f"sp_weights[{number}]", weights)
+    values, rows, _ = _split_matrix(f"sp_weights[{number}]", weights)
     if not (values.dtype.is_floating or values.dtype.is_integer):
         raise TypeError(
             f"sp_weights[{number}] must be float32, or cast to it. Received: {values.dtype.name}."
@@ -262,7 +262,7 @@ def _are_alike(ids: Any, weights: Any, rows: RowBounds, weight_rows: RowBounds) 
     return ids.shape.is_fully_defined() and ids.shape == weights.shape
 
 
-def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | None]:
+def _split_matrix(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | None]:
     """Returns the values, the rows and the static batch size of a matrix of any kind."""
     if isinstance(argument, tf.RaggedTensor):
         values, splits = argument.values, argument.row_splits

@@ -36,7 +36,7 @@ def note_gradient(outputs: list[tf.Tensor], gradient: OfGradient) -> None:
     setattr(outputs[-1], _GRADIENT, gradient)
 
 
-def _noted(op: Any) -> OfGradient | None:
+def _gradient_of_call(op: Any) -> OfGradient | None:
     """Returns the callback noted for an eager lookup, also inside a graph; else None."""
     gradient: OfGradient | None = getattr(op.outputs[-1], _GRADIENT, None)
     return gradient
@@ -140,7 +140,7 @@ def _of_static(op: Any, *gradients: Any) -> list[Any]:
 
 def _what(op: Any, facts: Facts) -> str:
     """Returns the name of a pooled lookup, which is not an attribute of eager operations."""
-    gradient = _noted(op)
+    gradient = _gradient_of_call(op)
     names = ", ".join(map(repr, facts.names))
     return f"lookup_sparse in {names}" if gradient is None else gradient.what
 
@@ -183,7 +183,7 @@ def _run(
     several = other_ranks() is not None
     name = "sok_lookup_gradient_of_ranks" if several else "sok_lookup_gradient"
     inputs, call = [*grads, *carried], op.inputs[num_handles]
-    gradient = _noted(op)
+    gradient = _gradient_of_call(op)
     if gradient is None and several and not tf.inside_function():
         # In a TF1 graph a collective has its own place in the order of collectives.
         number = tf.get_static_value(call)

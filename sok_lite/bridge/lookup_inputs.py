@@ -131,12 +131,12 @@ class BatchOfInputs:
                 _splits_of_dense(backend, (shape,)) if each is None else each
                 for each, shape in zip(splits, shapes, strict=True)
             ]
-            row_splits = _joined(backend, all_splits)
-        keys = _joined(backend, [_as_int64(each.keys) for each in given])
+            row_splits = _concatenate(backend, all_splits)
+        keys = _concatenate(backend, [_as_int64(each.keys) for each in given])
         return Batch(tables, layout, keys, row_splits, [each.weights for each in given])
 
 
-def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:
+def _concatenate(backend: Backend, arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else backend.xp.concatenate(arrays)
 
 

@@ -22,7 +22,7 @@ _weight: tf.Variable | None = None
 
 
 def make_weight() -> None:
-    """Creates the variable that `counted` writes, unless the outermost graph is of TF1.
+    """Creates the variable that `weight_loss` writes, unless the outermost graph is of TF1.
 
     Called when a table is created: during tracing, TensorFlow would trace the function twice.
     """
@@ -38,7 +38,7 @@ _CALL = "a training step of fit()"
 
 
 @contextmanager
-def counted(rows: tf.Tensor) -> Iterator[None]:
+def weight_loss(rows: tf.Tensor) -> Iterator[None]:
     """A `with` block that weights the loss of its step by rows, scalar int64; 0: no effect.
 
     Every rank must call it.
@@ -54,7 +54,7 @@ def counted(rows: tf.Tensor) -> Iterator[None]:
         _weight.assign(1.0)
 
 
-def weighed(gradient: tf.Tensor) -> tf.Tensor:
+def apply_weight(gradient: tf.Tensor) -> tf.Tensor:
     """Returns a gradient times the weight of this rank's loss.
 
     Computed in at least 32 bits. Weight 0 gives 0 also for NaN, the mean of no rows.
@@ -79,13 +79,13 @@ def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
     graph: Any = tf.compat.v1.get_default_graph()
     with stop_recording(), graph.gradient_override_map({"Identity": _WEIGHED}):
         result = tf.raw_ops.Identity(input=values)
-    record_operation(_WEIGHED, [result], [values], lambda gradient: [weighed(gradient)])
+    record_operation(_WEIGHED, [result], [values], lambda gradient: [apply_weight(gradient)])
     return result
 
 
 @tf.custom_gradient
 def _same(values: tf.Tensor) -> Any:
-    return tf.identity(values), weighed
+    return tf.identity(values), apply_weight
 
 
 _WEIGHED = "SokLiteWeighed"
@@ -93,4 +93,4 @@ _WEIGHED = "SokLiteWeighed"
 
 @tf.RegisterGradient(_WEIGHED)
 def _weighed(_: Any, gradient: tf.Tensor) -> tf.Tensor:
-    return weighed(gradient)
+    return apply_weight(gradient)

@@ -46,18 +46,18 @@ def part_of(
         rows,
         row_length,
         weight_rows,
-        _drawing_of(table) if draws and is_on_cpu else None,
-        _beginning_of(table) if draws else None,
+        _launch_to_array(table) if draws and is_on_cpu else None,
+        _launch_to_rows(table) if draws else None,
     )
 
 
-def _drawing_of(table: Any) -> Drawing:
+def _launch_to_array(table: Any) -> Drawing:
     """Returns the launch that draws initial values of one key into an array."""
     keys, rows = np.zeros(1, np.int64), np.zeros(1, np.uint32)
     return Drawing.of(table.plan_draw(table.store.output(1), keys, rows), keys)
 
 
-def _beginning_of(table: Any) -> Drawing:
+def _launch_to_rows(table: Any) -> Drawing:
     """Returns the launch that draws them into the table's rows."""
     xp = table.backend.xp
     keys, rows = xp.empty(1, np.int64), xp.empty(1, np.uint32)

@@ -10,7 +10,7 @@ from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.native.plans import WritePlan, Writing
 
 
-def assigning(
+def plan_assign(
     variable: Any, keys: tf.Tensor, rows: tf.Tensor, begins_lookup: bool
 ) -> WritePlan | None:
     """Returns the plan of a write that sets rows, (n, dim); None in eager mode or if impossible.

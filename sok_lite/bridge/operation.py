@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.bridge.collective_order import CollectiveCall, in_turn, needs_order
+from sok_lite.bridge.collective_order import CollectiveCall, needs_order, submit_in_turn
 from sok_lite.bridge.host_call import (
     Waits,
     in_order,
@@ -246,15 +246,17 @@ def operation(
         return EagerOperation(*of_call)(handles, inputs, numbers)
     refuse_replicas(what)
     refuse_while_exporting(what)
-    given = _given(handles, inputs, numbers) | _attributes(dtypes, facts, num_told)
-    called = _called(run, dtypes, backend, work, waits)
+    given = _inputs_of(handles, inputs, numbers) | _attributes(dtypes, facts, num_told)
+    called = _make_callback(run, dtypes, backend, work, waits)
     of_gradient = None
     if gradient is not None:
-        of_gradient = _called(gradient.run, gradient.dtypes, gradient.backend, gradient.work, True)
+        of_gradient = _make_callback(
+            gradient.run, gradient.dtypes, gradient.backend, gradient.work, True
+        )
     is_late = collective is not None and needs_order(collective)
     asks: Callable[..., None] = called
     if collective is not None and is_late:
-        name, asks = f"{name}_in_order", in_turn(collective, what, called)
+        name, asks = f"{name}_in_order", submit_in_turn(collective, what, called)
     how = (asks, False, of_gradient, gradient)
     if plan is None or is_late:
         call = NativeCall(*how) if is_planned_later else Call(*how)
@@ -265,7 +267,7 @@ def operation(
         number = tf.constant(call.number, tf.int64)
     place = "CPU:0" if backend.name == "cpu" else None
     given |= {"call": number, "names": facts.names}
-    return _added(name, given, what, place, is_ordered)
+    return _add_to_graph(name, given, what, place, is_ordered)
 
 
 def gradient_operation(
@@ -285,13 +287,13 @@ def gradient_operation(
     a loop, or after `tf.vectorized_map`, it is unknown while the graph is built.
     """
     refuse_while_exporting(what)
-    given = _given(None, inputs, numbers) | _attributes(dtypes, facts, 0)
+    given = _inputs_of(None, inputs, numbers) | _attributes(dtypes, facts, 0)
     given |= {"call": call, "names": facts.names}
-    made: list[tf.Tensor] = _added(name, given, what, place, is_ordered)
+    made: list[tf.Tensor] = _add_to_graph(name, given, what, place, is_ordered)
     return made
 
 
-def _given(
+def _inputs_of(
     handles: Sequence[tf.Tensor] | None, inputs: Sequence[tf.Tensor], numbers: Sequence[tf.Tensor]
 ) -> dict[str, Any]:
     of_handles = {} if handles is None else {"handles": handles}
@@ -303,7 +305,9 @@ def _attributes(dtypes: Sequence[tf.DType], facts: Facts, num_told: int) -> dict
     return given | {"trainable": facts.trainable, "handles_of": facts.handles_of}
 
 
-def _added(name: str, given: dict[str, Any], what: str, place: str | None, is_ordered: bool) -> Any:
+def _add_to_graph(
+    name: str, given: dict[str, Any], what: str, place: str | None, is_ordered: bool
+) -> Any:
     """Adds an operation to the graph; returns its outputs or, if it has none, the operation."""
     refuse_xla(what)
     make = getattr(operations().module, name)
@@ -321,7 +325,7 @@ def _added(name: str, given: dict[str, Any], what: str, place: str | None, is_or
         return in_order(add) if is_ordered else add()
 
 
-def _called(
+def _make_callback(
     run: Run, dtypes: Sequence[tf.DType], backend: Backend, work: WorkDone | None, waits: Waits
 ) -> Callable[[Frame], None]:
     """Returns the callback of an operation."""
@@ -371,7 +375,7 @@ class EagerOperation:
         self._is_planned_later = is_planned_later
         attributes = _attributes(dtypes, facts, num_told)
         self._make = partial(getattr(operations().module, name), names=[], **attributes)
-        self._called = _called(run, dtypes, backend, work, waits)
+        self._called = _make_callback(run, dtypes, backend, work, waits)
         # Native code ties a plan to its call, so no other operation may use the call.
         self._free: _Free = [] if plan is not None or is_planned_later else _free
 
@@ -400,7 +404,7 @@ class EagerOperation:
             # another call may have its number.
             is_late = context().executor.is_async()
             with execution_mode(SYNCHRONOUS) if is_late else nullcontext():
-                made = self._make(call=number, **_given(handles, inputs, numbers))
+                made = self._make(call=number, **_inputs_of(handles, inputs, numbers))
         except Exception as failure:
             error = raised.pop(call.number, failure)
         finally:

@@ -11,7 +11,7 @@ from sok_lite.backend import Array
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.bridge.operation import Outputs
-from sok_lite.bridge.serving.mode import looked_up
+from sok_lite.bridge.serving.mode import dispatch_lookup
 from sok_lite.bridge.table_call import Results, table_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
@@ -56,7 +56,7 @@ def read(
     def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
         return tables.read(alive(reference), keys, MissingKeyPolicy(missing="initial"))[:count]
 
-    outputs = looked_up(what, live, plain, [keys])
+    outputs = dispatch_lookup(what, live, plain, [keys])
     return (outputs[0], outputs[1]) if with_exists else outputs[0]
 
 

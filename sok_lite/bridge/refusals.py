@@ -56,12 +56,12 @@ def refuse_step(name: str, kind: str) -> None:
 def _refuse_each(cls: type, names: Iterable[str], refuse: str) -> None:
     """Adds methods to a class that call its method `refuse` with their own names."""
     for name in names:
-        method = _refused(name, refuse)
+        method = _refusal_method(name, refuse)
         method.__name__, method.__qualname__ = name, f"{cls.__name__}.{name}"
         setattr(cls, name, method)
 
 
-def _refused(name: str, refuse: str) -> Callable[..., Any]:
+def _refusal_method(name: str, refuse: str) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: getattr(self, refuse)(name)
 
 

@@ -45,7 +45,7 @@ def row_gradient(
     shape = gradient_shape(dim)
     if not tf.executing_eagerly():
         if is_out_of_a_loop():
-            keys = _refusing(name, keys)
+            keys = _raising_tensor(name, keys)
             # TensorFlow makes it dense in any case, but runs that only if needed.
             shape = tf.compat.v1.placeholder_with_default(tf.constant([0, dim], tf.int32), [2])
         keys = tf.compat.v1.placeholder_with_default(keys, [None])
@@ -96,7 +96,7 @@ def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
 tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=90)
 
 
-def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
+def _raising_tensor(name: str, tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor that raises when it is used.
 
     TensorFlow builds gradients of all that a loop uses, and runs what is needed, as dense ones.

@@ -90,7 +90,7 @@ def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
     return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
 
 
-def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.Tensor:
+def combine_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.Tensor:
     """Combines the rows of keys (n, dim) as `tf.nn.embedding_lookup_sparse` does.
 
     (batch, dim) of the rows' dtype, float32 for float16 and bfloat16; zeros for an empty row.
@@ -105,10 +105,10 @@ def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.
     else:
         segments, batch = ids.indices[:, 0], ids.dense_shape[0]
     each_weight = None if weights is None else tf.cast(values_of(weights), rows.dtype)
-    return tf.cast(combined_segments(rows, each_weight, segments, batch, combiner), dtype)
+    return tf.cast(combine_segments(rows, each_weight, segments, batch, combiner), dtype)
 
 
-def combined_segments(
+def combine_segments(
     rows: tf.Tensor, weights: tf.Tensor | None, segments: tf.Tensor, batch: tf.Tensor, combiner: str
 ) -> tf.Tensor:
     """Combines rows (n, dim) by segment (n,), to (batch, dim); weights (n,) of their dtype."""

@@ -84,16 +84,16 @@ def table_call(
 
     if tf.executing_eagerly():
         refuse_replicas(what)
-        return on_device(backend, _at_once, run, inputs, dtypes, backend) or None
+        return on_device(backend, _call_eagerly, run, inputs, dtypes, backend) or None
     plain = _unconverted(run)  # AutoGraph would convert what it calls as part of the caller's graph
     of_call = (variable.handles, plain, inputs, dtypes, backend, what)
     # A native read is ordered with operations on its own table only.
     is_ordered = not (isinstance(plan, LookupPlan) and has_turn())
     outputs = operation("sok_method", *of_call, plan=plan, is_ordered=is_ordered)
-    return _shaped(outputs, shapes)
+    return _set_shapes(outputs, shapes)
 
 
-def _at_once(
+def _call_eagerly(
     run: Callable[..., None],
     inputs: Sequence[Any],
     dtypes: Sequence[tf.DType],
@@ -104,7 +104,7 @@ def _at_once(
     return results.tensors()
 
 
-def _shaped(outputs: Any, shapes: Sequence[Any]) -> Any:
+def _set_shapes(outputs: Any, shapes: Sequence[Any]) -> Any:
     """Sets the shapes of tensors and returns them; an operation has none."""
     for output, shape in zip(outputs if shapes else (), shapes, strict=True):
         output.set_shape(shape)
@@ -133,7 +133,7 @@ def text_call(
     outputs = host_call(run, inputs, dtypes, backend, what, handles=handles)
     if tf.executing_eagerly():
         return outputs or None
-    return _shaped(outputs, shapes)
+    return _set_shapes(outputs, shapes)
 
 
 def array_call(

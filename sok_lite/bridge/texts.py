@@ -16,7 +16,7 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call, on_device
 from sok_lite.bridge.job import communicator
-from sok_lite.bridge.serving.mode import looked_up
+from sok_lite.bridge.serving.mode import dispatch_lookup
 from sok_lite.bridge.string_keys import hash_tensor
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
@@ -171,7 +171,7 @@ def _noting(
             return [tf.identity(keys)]
 
     # A model for serving does not need it.
-    (result,) = looked_up(what, noted, lambda _, keys: [keys], [keys])
+    (result,) = dispatch_lookup(what, noted, lambda _, keys: [keys], [keys])
     return result
 
 

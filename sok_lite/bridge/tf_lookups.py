@@ -38,11 +38,13 @@ def answer(name: str, kind: type, function_of: Callable[[Any], Any]) -> None:
         kinds: list[dict[str, Any]] = [{params: kind}, {params: list[kind]}]  # type: ignore[valid-type]
         if if_ragged is not None:
             kinds += [{ids: tf.RaggedTensor}, {ids: tf.compat.v1.ragged.RaggedTensorValue}]
-        answering = _answering(public, kind, function_of, if_ragged)
+        answering = _dispatch_target(public, kind, function_of, if_ragged)
         tf.experimental.dispatch_for_api(public, *kinds)(answering)
 
 
-def _answering(public: Any, kind: type, function_of: Callable[[Any], Any], ragged: Any) -> Any:
+def _dispatch_target(
+    public: Any, kind: type, function_of: Callable[[Any], Any], ragged: Any
+) -> Any:
     """Returns the dispatch target of a public function; `ragged` is TensorFlow's for ragged ids."""
     signature = inspect.signature(public)
 

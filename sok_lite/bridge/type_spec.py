@@ -33,7 +33,7 @@ def live_tables(references: "Sequence[weakref.ref[Any]]") -> list[Any]:
     return [alive(reference)._table for reference in references]
 
 
-class Kept(dict[Any, Any]):
+class CallCache(dict[Any, Any]):
     """A cache for similar calls, without tables. Cleared when full: calls are of few kinds."""
 
     _MOST = 256
@@ -138,9 +138,9 @@ class OfTable:
         return self.shape  # type: ignore[attr-defined]
 
     @functools.cached_property
-    def kept(self) -> Kept:
+    def kept(self) -> CallCache:
         """Cache of eager lookups in it, alone or as the first of several."""
-        return Kept()
+        return CallCache()
 
     @functools.cached_property
     def _trace_id(self) -> int:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_rows, checked_scores
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.native_write import adding, assigning
+from sok_lite.bridge.native_write import adding, plan_assign
 from sok_lite.bridge.table_call import array_call, to_rows
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_write
@@ -49,7 +49,7 @@ def insert_or_assign(
         refuse_foreign(table, keys, what)
         table.insert_or_assign(keys, *arrays)
 
-    plan = None if others else assigning(variable, keys, rows, begins_lookup=True)
+    plan = None if others else plan_assign(variable, keys, rows, begins_lookup=True)
     return _write(variable, what, [keys, rows, *others], write, plan)
 
 
@@ -80,7 +80,7 @@ def scatter_update(
 ) -> Any:
     """Sets the rows of keys that are in the table; for a repeated key the last row is kept."""
     keys, rows = _keys_and_rows(variable, "scatter_update", sparse_delta)
-    plan = assigning(variable, keys, rows, begins_lookup=False)
+    plan = plan_assign(variable, keys, rows, begins_lookup=False)
 
     def write(table: EmbeddingTable, keys: Array, rows: Array) -> None:
         table.assign(keys, rows)

@@ -185,7 +185,7 @@ class LookupPlan(NamedTuple):
                 else:
                     kernel, count, takes_keys, its, _ = each
                     words += (kernel, count, int(takes_keys), *its)
-        return _noted("sok_ops_plan", number, words)
+        return _register("sok_ops_plan", number, words)
 
 
 class Writing(IntEnum):
@@ -219,7 +219,7 @@ class WritePlan(NamedTuple):
         (scale,) = _words(struct.pack("d", self.scale))
         how = (self.writing, self.begins_lookup, self.has_flags, self.subtracts, scale)
         words = [addressof(_driver_of(self.backend)), *map(int, how), *self.part[:5]]
-        return _noted("sok_ops_plan_write", number, words)
+        return _register("sok_ops_plan_write", number, words)
 
 
 class UpdatePart(NamedTuple):
@@ -290,7 +290,7 @@ def plan_update(number: int, plan: UpdatePlan) -> None:
     operations().library.sok_ops_plan_update(ctypes.c_int64(call.number), words)
 
 
-def _noted(function: str, number: int, words: Sequence[int]) -> bool:
+def _register(function: str, number: int, words: Sequence[int]) -> bool:
     note = getattr(operations().library, function)
     return bool(note(ctypes.c_int64(number), WORDS[len(words)](*words)))
 

@@ -22,7 +22,7 @@ _models: weakref.WeakSet[Any] = weakref.WeakSet()
 _noting = threading.Lock()
 
 
-def noting(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def record_call(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Wraps calls of Keras 3 models: records the first of each."""
     with _noting:  # the set must not change while another thread iterates over it
         _models.add(self)
@@ -41,7 +41,7 @@ def _note(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _called[model] = specs, named
 
 
-def called_with(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def first_call_specs(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Returns the specs of a model's first call, for any batch size; None without tensors."""
     if not hasattr(model, "save_spec"):
         return _called.get(model)

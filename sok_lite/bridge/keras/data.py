@@ -39,7 +39,7 @@ def fingerprint(*arrays: Any) -> np.ndarray:
     return np.array([int.from_bytes(digest.digest(), "little"), most], np.int64)
 
 
-def of_arrays(data: Any) -> np.ndarray:
+def data_fingerprint(data: Any) -> np.ndarray:
     """Returns the fingerprint of `fit`'s data, or the empty one if they are not arrays."""
     leaves = [each for each in tf.nest.flatten(data) if each is not None]
     if not all(isinstance(each, (np.ndarray, tf.Tensor)) for each in leaves):

@@ -17,11 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras import called, hooks, training
-from sok_lite.bridge.keras.held import PACKAGES, know_layers
-from sok_lite.bridge.keras.hooks import is_cloning, know_functions
+from sok_lite.bridge.keras.held import PACKAGES, register_layers
+from sok_lite.bridge.keras.hooks import is_cloning, register_functions
 from sok_lite.bridge.keras.ids import watch_ids
-from sok_lite.bridge.keras.saving import have_all_tracked, look_at_files
-from sok_lite.bridge.keras.weights import know_tables_among_weights
+from sok_lite.bridge.keras.saving import track_tables, wrap_files
+from sok_lite.bridge.keras.weights import wrap_weights
 from sok_lite.bridge.tf_private import CHECKPOINT
 
 _guarded: set[str] = set()
@@ -75,17 +75,17 @@ def _guard(name: str, package: Any) -> bool:
             return False
         if not _guarded:  # tf.train.Checkpoint is shared by both Keras
             for method in CHECKPOINT:
-                check = partial(have_all_tracked, method)
+                check = partial(track_tables, method)
                 hooks.around(tf.train.Checkpoint, method, hooks.checking, check)
         _guarded.add(name)
-        know_layers(package.layers.Layer)
-        know_functions(package.models)
+        register_layers(package.layers.Layer)
+        register_functions(package.models)
         training.watch_steps(model)
         if name == "keras":
-            hooks.around(model, "__call__", called.noting, inherits=True)
+            hooks.around(model, "__call__", called.record_call, inherits=True)
         watch_ids(model)
-        look_at_files(name, model)
-        know_tables_among_weights(package.layers.Layer, model)
+        wrap_files(name, model)
+        wrap_weights(package.layers.Layer, model)
     for function in _told:
         function(name, package)
     return True

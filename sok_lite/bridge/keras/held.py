@@ -20,7 +20,7 @@ _layers: tuple[type, ...] = ()
 trainers: set[type] = set()
 
 
-def know_layers(cls: type) -> None:
+def register_layers(cls: type) -> None:
     """Adds a Keras' layer class to those that are searched for tables."""
     global _layers
     _layers = (*_layers, cls)
@@ -52,7 +52,7 @@ def tables_in(root: Any, by_each: bool = False) -> Iterator[tuple[Any, Any]]:
 
     `by_each`: a table in several layers comes with each of them.
     """
-    for layer, table in _found_in(root, lambda value: hasattr(type(value), "left_out_by"), by_each):
+    for layer, table in _search(root, lambda value: hasattr(type(value), "left_out_by"), by_each):
         if package_of(layer) in {*table.left_out_by, None}:
             yield layer, table
 
@@ -70,7 +70,7 @@ def is_kept(table: Any) -> bool:
 
 def optimizers_in(model: Any) -> list[Any]:
     """Returns the optimizers in a model, its layers and its inner models."""
-    return [optimizer for _, optimizer in _found_in(model, trains_tables)]
+    return [optimizer for _, optimizer in _search(model, trains_tables)]
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -94,12 +94,12 @@ def layers_in(model: Any) -> list[Any]:
             found.append(value)
         return False  # search it too
 
-    for _ in _found_in(model, is_noted):
+    for _ in _search(model, is_noted):
         pass
     return found
 
 
-def _found_in(
+def _search(
     root: Any, is_sought: Callable[[Any], bool], by_each: bool = False
 ) -> Iterator[tuple[Any, Any]]:
     """Yields (innermost layer, object) for each match in an object, or the object itself.

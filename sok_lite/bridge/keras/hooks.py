@@ -103,7 +103,7 @@ _clone_codes: set[CodeType] = set()
 _load_codes: set[CodeType] = set()
 
 
-def know_functions(models: Any) -> None:
+def register_functions(models: Any) -> None:
     """Registers the functions `clone_model` and `load_model` of a Keras' module `models`."""
     _clone_codes.add(inspect.unwrap(models.clone_model).__code__)
     _load_codes.add(inspect.unwrap(models.load_model).__code__)

@@ -38,7 +38,7 @@ class RankChecksPart:
     def __init__(self) -> None:
         super().__init__()
         self._has_looked = self._has_warned = False
-        self.given = data.of_arrays(())
+        self.given = data.data_fingerprint(())
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Resets the checks."""
@@ -66,7 +66,7 @@ class RankChecksPart:
                 "sok_lite.keras.equal_steps(batches) if each has its own, or steps_per_epoch."
             )
         self._has_warned |= data.warn_if_same(gathered[:, 1:], "the same arrays")
-        self.given = data.of_arrays(())
+        self.given = data.data_fingerprint(())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Checks that trained weights are equal."""
@@ -187,7 +187,7 @@ def _with_checks(
         if not (is_list or looking):
             looking = [checks()]
             bound.arguments["callbacks"] = [*looking, *callbacks]
-        given = data.of_arrays([bound.arguments.get("x"), bound.arguments.get("y")])
+        given = data.data_fingerprint([bound.arguments.get("x"), bound.arguments.get("y")])
         for each in looking:
             each.given = given
         data.watch_first_batch(self)

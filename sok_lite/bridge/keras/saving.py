@@ -52,7 +52,7 @@ def restores_optimizers() -> bool:
     return not (_no_optimizer.get() or hooks.is_loading_uncompiled())
 
 
-def look_at_files(name: str, model: Any) -> None:
+def wrap_files(name: str, model: Any) -> None:
     """Makes models save and load their tables, or raise."""
     for method in SAVING:
         hooks.around(model, method, _saving, name, method)
@@ -282,7 +282,7 @@ def _refuse_lite(converter: Any, model: Any) -> None:
 # ---- tf.train.Checkpoint -------------------------------------------------------------------------
 
 
-def have_all_tracked(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
+def track_tables(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
     """Makes a checkpoint track the tables in lists and dicts of Keras 3 layers.
 
     A table's name is then the attribute's and its positions in there, joined by "-". Raises

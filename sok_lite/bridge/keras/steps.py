@@ -18,7 +18,7 @@ from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks, other_ranks
 from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.keras.data import note_batch
-from sok_lite.bridge.loss_weight import counted
+from sok_lite.bridge.loss_weight import weight_loss
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.variable import TableVariable
 
@@ -54,10 +54,10 @@ def _counting(method: str, call: Any, self: Any, data: Any) -> Any:
     if method == _TRAINS:
         note_batch(self, data)
     rows, before = rows_of(data), _states(self)
-    counts = counted(rows) if method == _TRAINS else nullcontext()
+    counts = weight_loss(rows) if method == _TRAINS else nullcontext()
     with counts, set_within(_is_of_this_rank, True):
         logs = call(self, data)
-        return _without_nothing(self, rows, before, logs)
+        return _undo_empty_step(self, rows, before, logs)
 
 
 def _states(model: Any) -> dict[int, tuple[Any, tf.Tensor]]:
@@ -70,7 +70,7 @@ def _states(model: Any) -> dict[int, tuple[Any, tf.Tensor]]:
     return {id(each): (each, tf.convert_to_tensor(each)) for each in dense}
 
 
-def _without_nothing(
+def _undo_empty_step(
     model: Any, rows: tf.Tensor, before: dict[int, tuple[Any, tf.Tensor]], logs: Any
 ) -> Any:
     """Undoes a step without rows, except for the tables; returns its logs."""

@@ -19,7 +19,7 @@ STATE_TREES = ("get_state_tree", "set_state_tree")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
 
-def know_tables_among_weights(layer: Any, model: Any) -> None:
+def wrap_weights(layer: Any, model: Any) -> None:
     """Makes the weights of layers and models include their tables, or raise."""
     for cls in (layer, model):  # tf_keras defines them in both
         hooks.around(cls, "get_weights", _getting)

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.family import Family
+from sok_lite.bridge.optimizers.grad_transforms import grad_transforms_of
 from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of, scales_loss
 from sok_lite.bridge.variable import TableVariable
@@ -85,8 +85,8 @@ def accumulates(optimizer: Any, lists_tables: bool = False) -> bool:
 def check_accumulates(optimizer: Any, family: Family) -> None:
     """Raises NotImplementedError if a change of the mean would apply to each batch."""
     inner, is_scaled = inner_of(optimizer), scales_loss(optimizer)
-    changes = changes_of(inner, family)
-    if is_scaled or changes.value is not None or changes.limit is not None:
+    transforms = grad_transforms_of(inner, family)
+    if is_scaled or transforms.value is not None or transforms.limit is not None:
         what = "a LossScaleOptimizer" if is_scaled else "clipping"
         raise NotImplementedError(
             f"Tables do not support gradient_accumulation_steps={num_batches(inner)} of "

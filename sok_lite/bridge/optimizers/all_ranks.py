@@ -6,14 +6,14 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks
-from sok_lite.bridge.loss_weight import weighed
+from sok_lite.bridge.loss_weight import apply_weight
 from sok_lite.bridge.optimizers.gradients import map_values
 from sok_lite.bridge.variable import TableVariable
 
 Pairs = list[tuple[Any, Any]]
 
 
-def summed(pairs: Pairs) -> Pairs:
+def sum_over_ranks(pairs: Pairs) -> Pairs:
     """Returns gradients, those of dense variables summed over all ranks, those of tables unchanged.
 
     Every rank must call it, with the same variables in the same order.
@@ -37,7 +37,7 @@ def _sum_over_ranks(dense: Pairs) -> Pairs:
     return [(grad, var) for grad, (_, var) in zip(gradients, dense, strict=True)]
 
 
-def averaged(pairs: Pairs) -> Pairs:
+def average_over_ranks(pairs: Pairs) -> Pairs:
     """Returns weighted means over all ranks' losses (loss_weight.py) of dense gradients.
 
     Gradients of tables are already weighted and summed. Every rank must call it, with the same
@@ -47,8 +47,8 @@ def averaged(pairs: Pairs) -> Pairs:
     weighed_pairs = [
         (grad, var)
         if grad is None or isinstance(var, TableVariable)
-        else (weighed(tf.convert_to_tensor(grad)), var)
+        else (apply_weight(tf.convert_to_tensor(grad)), var)
         for grad, var in pairs
     ]
-    every = summed(weighed_pairs)
+    every = sum_over_ranks(weighed_pairs)
     return map_values(lambda values: values / tf.cast(count, values.dtype), every)

@@ -78,7 +78,7 @@ def config_of(optimizer: Any) -> dict[str, Any]:
         return dict(_own_class(optimizer).get_config(optimizer))
 
 
-def made_anew(
+def clone_optimizer(
     optimizer: Any, config: Mapping[str, Any], changes: Mapping[str, Any], followed: Collection[str]
 ) -> Any:
     """Returns a copy of a Keras optimizer; raises CannotStepError if its config makes none.

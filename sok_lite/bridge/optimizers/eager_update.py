@@ -17,7 +17,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import plan_set
 from sok_lite.bridge.operation import EagerOperation, Outputs
 from sok_lite.bridge.optimizers.host import CHECK, NOTHING, STEP, WHOLE, StepHost, TakenStep
-from sok_lite.bridge.type_spec import Kept
+from sok_lite.bridge.type_spec import CallCache
 
 _ASKED_AGAIN = 16  # steps after a refusal by native code
 
@@ -98,7 +98,7 @@ class EagerUpdates:
     """An optimizer's cached updates. Not a dict, which TensorFlow's modules would search."""
 
     def __init__(self) -> None:
-        self._kept = Kept()
+        self._kept = CallCache()
 
     def __deepcopy__(self, memo: Any) -> "EagerUpdates":
         return EagerUpdates()

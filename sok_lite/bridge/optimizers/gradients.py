@@ -18,8 +18,8 @@ import tensorflow as tf
 from sok_lite.bridge.collectives import agreed_sum
 from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.optimizers.changes import Changes, changes_of
 from sok_lite.bridge.optimizers.family import Family
+from sok_lite.bridge.optimizers.grad_transforms import GradTransforms, grad_transforms_of
 from sok_lite.bridge.optimizers.host import checked_gradient
 from sok_lite.bridge.optimizers.loss_scale import LossScale
 from sok_lite.bridge.row_gradient import are_distinct
@@ -35,7 +35,7 @@ DensePairs = list[tuple[Any, Any]]
 _WHAT = "A step that looks at the gradients of all ranks"
 
 
-class Changed(NamedTuple):
+class TransformedGrads(NamedTuple):
     """Gradients after the transforms before an optimizer's step.
 
     Attributes:
@@ -51,14 +51,14 @@ class Changed(NamedTuple):
     go: tf.Tensor | None
 
 
-def changed(
+def transform_grads(
     optimizer: Any,
     family: Family,
     pairs: Pairs,
     dense: DensePairs,
     loss_scale: LossScale | None = None,
     beside: Pairs | None = None,
-) -> Changed:
+) -> TransformedGrads:
     """Applies an optimizer's gradient transforms before its step.
 
     With several ranks, if norms are clipped or steps may be skipped, every rank must call it, with
@@ -77,45 +77,45 @@ def changed(
         and adds up the gradients of several steps.
       CommunicatorError: a rank has died, or ranks are in different calls.
     """
-    changes = changes_of(optimizer, family)
+    transforms = grad_transforms_of(optimizer, family)
     skips = loss_scale is not None and loss_scale.skips
     if loss_scale is not None and loss_scale.unscale is not None:
-        changes = changes._replace(unscale=loss_scale.unscale)
+        transforms = transforms._replace(unscale=loss_scale.unscale)
     beside = [] if beside is None else beside
-    if all(each is None for each in changes) and not skips:
-        return Changed(pairs, dense, beside, None)
+    if all(each is None for each in transforms) and not skips:
+        return TransformedGrads(pairs, dense, beside, None)
     if not pairs and not any(_is_part(*pair) for pair in dense):
         if not beside:
-            return Changed(pairs, dense, beside, None)  # the optimizer's own affair
-        changes = changes._replace(value=None, norm=None, global_norm=None)
+            return TransformedGrads(pairs, dense, beside, None)  # the optimizer's own affair
+        transforms = transforms._replace(value=None, norm=None, global_norm=None)
     refuse_replicas(_WHAT)
-    comm = other_ranks() if changes.limit is not None or skips else None
+    comm = other_ranks() if transforms.limit is not None or skips else None
     # In eager mode other ranks may already wait for the norms; in a graph nothing runs yet.
     with contextlib.ExitStack() as stack:
         if comm is not None and tf.executing_eagerly():
             stack.enter_context(failure_known_to_all(comm))
-        bad = [_num_not_finite([*pairs, *beside, *dense])] if skips else []
-        pairs, dense = _but_for_norms(changes, pairs, dense)
-        beside = _unscaled(changes, beside)
+        bad = [_count_nonfinite([*pairs, *beside, *dense])] if skips else []
+        pairs, dense = _clip_values(transforms, pairs, dense)
+        beside = _unscale(transforms, beside)
     parts = [*pairs, *(pair for pair in dense if _is_part(*pair))]
-    squares = [] if changes.limit is None else _squares(parts, len(pairs), changes)
-    summed = _over_ranks(comm, [var for _, var in parts], [*squares, *bad], changes)
+    squares = [] if transforms.limit is None else _squares(parts, len(pairs), transforms)
+    summed = _sum_over_ranks(comm, [var for _, var in parts], [*squares, *bad], transforms)
     totals = summed[: len(squares)]
-    if changes.norm is not None:
-        pairs, dense = _clip_each(changes, pairs, dense, squares, totals)
-    elif changes.global_norm is not None:
-        pairs, dense = _clip_all(changes, pairs, dense, totals)
+    if transforms.norm is not None:
+        pairs, dense = _clip_each(transforms, pairs, dense, squares, totals)
+    elif transforms.global_norm is not None:
+        pairs, dense = _clip_all(transforms, pairs, dense, totals)
     if not skips:
-        return Changed(pairs, dense, beside, None)
+        return TransformedGrads(pairs, dense, beside, None)
     go = tf.equal(summed[-1], 0.0)
-    return Changed(pairs, map_values(partial(_or_nan, go), dense), beside, go)
+    return TransformedGrads(pairs, map_values(partial(_or_nan, go), dense), beside, go)
 
 
 def _or_nan(go: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.where(go, values, tf.constant(float("nan"), values.dtype))
 
 
-def _num_not_finite(pairs: DensePairs) -> tf.Tensor:
+def _count_nonfinite(pairs: DensePairs) -> tf.Tensor:
     """Returns how many gradients have a NaN or an infinity, float32."""
     values = [_values(grad) for grad, _ in pairs if grad is not None]
     return tf.add_n(
@@ -123,28 +123,32 @@ def _num_not_finite(pairs: DensePairs) -> tf.Tensor:
     )
 
 
-def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[Pairs, DensePairs]:
+def _clip_values(
+    transforms: GradTransforms, pairs: Pairs, dense: DensePairs
+) -> tuple[Pairs, DensePairs]:
     """Checks, unscales, deduplicates and clips gradients by value."""
-    pairs = _unscaled(changes, pairs)
-    if changes.value is None and changes.limit is None:
+    pairs = _unscale(transforms, pairs)
+    if transforms.value is None and transforms.limit is None:
         return pairs, dense
-    pairs = _one_row_a_key(pairs)
+    pairs = _deduplicate(pairs)
     dense = [
         (_sum_repeated(grad) if isinstance(var, StaticVariable) else grad, var)
         for grad, var in dense
     ]
-    if changes.value is None:
+    if transforms.value is None:
         return pairs, dense
-    clip = partial(tf.clip_by_value, clip_value_min=-changes.value, clip_value_max=changes.value)
-    return map_values(clip, pairs), dense if changes.limit is None else map_values(clip, dense)
+    clip = partial(
+        tf.clip_by_value, clip_value_min=-transforms.value, clip_value_max=transforms.value
+    )
+    return map_values(clip, pairs), dense if transforms.limit is None else map_values(clip, dense)
 
 
-def _unscaled(changes: Changes, pairs: Pairs) -> Pairs:
+def _unscale(transforms: GradTransforms, pairs: Pairs) -> Pairs:
     """Checks gradients of tables and divides them by the loss scale."""
     pairs = [(_as_float32(*pair), pair[1]) for pair in pairs]
-    if changes.unscale is None:
+    if transforms.unscale is None:
         return pairs
-    unscaled: Pairs = map_values(lambda values: values / changes.unscale, pairs)
+    unscaled: Pairs = map_values(lambda values: values / transforms.unscale, pairs)
     return unscaled
 
 
@@ -152,7 +156,7 @@ def _unscaled(changes: Changes, pairs: Pairs) -> Pairs:
 
 
 def _clip_each(
-    changes: Changes,
+    transforms: GradTransforms,
     pairs: Pairs,
     dense: DensePairs,
     squares: Sequence[tf.Tensor],
@@ -162,7 +166,7 @@ def _clip_each(
 
     `squares` and `totals` are squared norms of all parts, on this rank and on all ranks.
     """
-    limit = tf.constant(changes.norm, tf.float32)
+    limit = tf.constant(transforms.norm, tf.float32)
 
     def clipped(values: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         dtype = values.dtype
@@ -189,15 +193,15 @@ def _clip_each(
 
 
 def _clip_all(
-    changes: Changes, pairs: Pairs, dense: DensePairs, totals: Sequence[tf.Tensor]
+    transforms: GradTransforms, pairs: Pairs, dense: DensePairs, totals: Sequence[tf.Tensor]
 ) -> tuple[Pairs, DensePairs]:
     """Clips the norm of all variables together; see tf.clip_by_global_norm.
 
     `totals` are squared norms of all parts on all ranks.
     """
-    limit = tf.constant(changes.global_norm, tf.float32)
+    limit = tf.constant(transforms.global_norm, tf.float32)
     others = [pair for pair in dense if pair[0] is not None and not _is_part(*pair)]
-    norm = tf.sqrt(tf.add_n([*totals, *_squares(others, 0, changes)]))
+    norm = tf.sqrt(tf.add_n([*totals, *_squares(others, 0, transforms)]))
     # With an infinity or a NaN, all become NaN.
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
     # Without clipping only the optimizer rounds.
@@ -206,29 +210,31 @@ def _clip_all(
     return map_values(scaled, pairs), map_values(partial(_scale, scale=scale_of_dense), dense)
 
 
-def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes) -> list[tf.Tensor]:
+def _squares(
+    parts: Sequence[tuple[Any, Any]], num_pairs: int, transforms: GradTransforms
+) -> list[tf.Tensor]:
     """Returns the squared norm of each part on this rank, float32; for slices, of their values.
 
     The first `num_pairs` parts, of tables, are already unscaled.
     """
     values = [tf.cast(_values(grad), tf.float32) for grad, _ in parts]
-    if changes.unscale is not None:
-        values[num_pairs:] = [each / changes.unscale for each in values[num_pairs:]]
+    if transforms.unscale is not None:
+        values[num_pairs:] = [each / transforms.unscale for each in values[num_pairs:]]
     return [tf.reduce_sum(tf.square(each)) for each in values]
 
 
-def _over_ranks(
+def _sum_over_ranks(
     comm: Communicator | None,
     variables: Sequence[Any],
     numbers: Sequence[tf.Tensor],
-    changes: Changes,
+    transforms: GradTransforms,
 ) -> list[tf.Tensor]:
     """Sums float32 numbers over ranks, in one collective."""
     if comm is None or not numbers:
         return list(numbers)
     description: dict[str, Any] = {"number of tables": len(variables)}
     description |= {f"name of table {i}": var.table.name for i, var in enumerate(variables)}
-    description |= {"clipnorm": changes.norm, "global_clipnorm": changes.global_norm}
+    description |= {"clipnorm": transforms.norm, "global_clipnorm": transforms.global_norm}
     description |= {"count of numbers": len(numbers)}
     total = agreed_sum(comm, tf.cast(tf.stack(numbers), tf.float64), description, _WHAT)
     return tf.unstack(tf.cast(total, tf.float32), len(numbers))
@@ -260,7 +266,7 @@ def _as_float32(grad: tf.IndexedSlices, variable: TableVariable) -> tf.IndexedSl
     return tf.IndexedSlices(rows, keys, grad.dense_shape)
 
 
-def _one_row_a_key(pairs: Pairs) -> Pairs:
+def _deduplicate(pairs: Pairs) -> Pairs:
     """Returns pairs of distinct tables, with one row per key."""
     by_table: dict[int, Pairs] = {}
     for grad, var in pairs:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.clones import config_of, made_anew
+from sok_lite.bridge.optimizers.clones import clone_optimizer, config_of
 from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.engine import optimizers as rules
 
@@ -147,7 +147,7 @@ def _make(
     numbers: Mapping[str, float],
     followed: Collection[str],
 ) -> Any:
-    copy = made_anew(optimizer, config, {"learning_rate": learning_rate}, followed)
+    copy = clone_optimizer(optimizer, config, {"learning_rate": learning_rate}, followed)
     if hasattr(getattr(copy, "_learning_rate", None), "assign"):
         copy.learning_rate = learning_rate
     return copy

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.clones import config_of, made_anew
+from sok_lite.bridge.optimizers.clones import clone_optimizer, config_of
 from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.bridge.optimizers.keras3 import apply_of_keras, tf_variable
 from sok_lite.engine import optimizers as rules
@@ -131,7 +131,7 @@ def _make(
     changes: dict[str, Any] = {"learning_rate": learning_rate}
     if not _is_nadam(optimizer):
         changes |= {"decay": 0.0, "initial_decay": 0.0}  # part of the learning rate
-    copy = made_anew(optimizer, config, changes, followed)
+    copy = clone_optimizer(optimizer, config, changes, followed)
     copy._hyper.update({**numbers, "learning_rate": learning_rate})
     return copy
 

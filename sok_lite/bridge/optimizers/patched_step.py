@@ -12,7 +12,7 @@ from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.held import names_of
 from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.accumulation import accumulates
-from sok_lite.bridge.optimizers.all_ranks import averaged, summed
+from sok_lite.bridge.optimizers.all_ranks import average_over_ranks, sum_over_ranks
 from sok_lite.bridge.optimizers.keras3 import KERAS3, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.minimize import check_any, warn_of_untrained
@@ -77,8 +77,8 @@ def over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, 
     how = vars(optimizer).get(OVER_RANKS)
     tables = [variable for _, variable in pairs if isinstance(variable, TableVariable)]
     if how == "mean" or any(variable.averages_over_ranks for variable in tables):
-        return averaged(pairs)
-    return summed(pairs) if how == "sum" else pairs
+        return average_over_ranks(pairs)
+    return sum_over_ranks(pairs) if how == "sum" else pairs
 
 
 def take_step(
@@ -102,7 +102,7 @@ def take_step(
     ]
     more = vars(inner_of(optimizer)).get(OPTIONS, {})
     steps = _steps_of(optimizer, dense_step, more)
-    pairs, of_others = _apart(optimizer, pairs)
+    pairs, of_others = _split_by_optimizer(optimizer, pairs)
     if of_others:
         options = dict(options)
         options["beside"] = [
@@ -122,7 +122,7 @@ def _steps_of(optimizer: Any, dense_step: DenseStep, options: dict[str, Any]) ->
     return steps
 
 
-def _apart(
+def _split_by_optimizer(
     optimizer: Any, pairs: list[tuple[Any, Any]]
 ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, list[tuple[Any, Any]]]]]:
     """Returns the pairs that an optimizer trains, and those of each other optimizer of a table.

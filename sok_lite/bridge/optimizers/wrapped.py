@@ -17,10 +17,10 @@ from sok_lite.bridge.optimizers.accumulation import (
     dense_part,
     is_last,
 )
-from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.fallback_step import carried_by
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
-from sok_lite.bridge.optimizers.gradients import changed
+from sok_lite.bridge.optimizers.grad_transforms import grad_transforms_of
+from sok_lite.bridge.optimizers.gradients import transform_grads
 from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
 from sok_lite.bridge.optimizers.minimize import check_any, check_trained, gradients_of
@@ -141,7 +141,7 @@ class WrappedOptimizer(RowOptimizer):
         loss_scale = loss_scale_of(self.optimizer, self._family, dense)
         self._refuse_step(pairs, loss_scale)
         others = [pair for _, its in beside for pair in its]
-        pairs, dense, others, skips = changed(
+        pairs, dense, others, skips = transform_grads(
             self._inner, self._family, pairs, dense, loss_scale, others
         )
         go = is_counted = skips if go is None else go
@@ -208,7 +208,7 @@ class WrappedOptimizer(RowOptimizer):
             why = "a LossScaleOptimizer skips steps of all tables together"
         elif num_batches(self._inner) > 1:
             why = "gradients of several batches are added up in rows of this process"
-        elif changes_of(self._inner, self._family).limit is not None:
+        elif grad_transforms_of(self._inner, self._family).limit is not None:
             why = "a norm is of the gradients of all workers, which do not wait for each other"
         if why is not None:
             apart[0].step_type.refuse(apart[0].name, why)

@@ -120,7 +120,7 @@ def _contents(table: Any) -> tuple[np.ndarray, np.ndarray, _Read]:
     backend = table.backend
     if table.var_type == "remote":  # its rows are not in this process
         keys, rows = table.export()
-        numbers, read = np.arange(len(keys)), partial(_taken, backend.to_host(rows))
+        numbers, read = np.arange(len(keys)), partial(_take_rows, backend.to_host(rows))
     else:
         keys, numbers = table.export_rows()
         numbers, read = backend.to_host(numbers), partial(_read, table)
@@ -132,7 +132,7 @@ def _nothing() -> tuple[np.ndarray, np.ndarray, _Read]:
     return np.empty(0, np.int64), np.empty(0, np.uint32), lambda numbers, out: out
 
 
-def _taken(rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
+def _take_rows(rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
     return np.take(rows, numbers, axis=0, out=out, mode="clip")
 
 

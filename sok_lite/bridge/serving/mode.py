@@ -1,6 +1,6 @@
 """Lookups as plain TensorFlow operations while a model is exported for serving.
 
-Every lookup goes through `looked_up`, with a version that does not call Python. Everything else
+Every lookup goes through `dispatch_lookup`, with a version that does not call Python. All else
 that would call Python raises during an export.
 """
 
@@ -61,7 +61,7 @@ def refuse_while_exporting(what: str) -> None:
         )
 
 
-def looked_up(
+def dispatch_lookup(
     what: str, live: Callable[..., Sequence[Any]], plain: Plain, inputs: Sequence[tf.Tensor]
 ) -> Sequence[Any]:
     """Returns the outputs of a lookup, in live tables or in those of an export.

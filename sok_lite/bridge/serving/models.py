@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras.called import called_with
+from sok_lite.bridge.keras.called import first_call_specs
 from sok_lite.bridge.serving.signature import Signature, checked_signature, names_by_place
 from sok_lite.bridge.tf_private import (
     CHILDREN,
@@ -55,10 +55,10 @@ def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., A
         function, _ = function_of(model, [])
         return {"serving_default": (function, _signature_of_model(model, "signatures"))}
     named = signatures if isinstance(signatures, Mapping) else {"serving_default": signatures}
-    return {name: _traced_again(name, function) for name, function in named.items()}
+    return {name: _to_retrace(name, function) for name, function in named.items()}
 
 
-def _traced_again(name: str, function: Any) -> tuple[Callable[..., Any], Signature]:
+def _to_retrace(name: str, function: Any) -> tuple[Callable[..., Any], Signature]:
     """Returns the function of a signature, to be traced again for saving."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         whole = _function_with(function)
@@ -177,10 +177,10 @@ def _reachable(root: Any) -> Iterator[Any]:
             if not isinstance(each, tf.Variable):
                 waiting += children().values()
         if not inspect.isclass(each) and not inspect.ismodule(each):
-            waiting += _behind(each)
+            waiting += _references_of(each)
 
 
-def _behind(function: Any) -> list[Any]:
+def _references_of(function: Any) -> list[Any]:
     """Returns the objects that a function belongs to or refers to."""
     if inspect.ismethod(function):
         # The object of a tf.function's method is a stand-in with the real one as `target`.
@@ -215,7 +215,7 @@ def _signature_of_model(model: Any, argument: str) -> Signature:
         inputs = getattr(model, "inputs", None)
         inputs = inputs[0] if isinstance(inputs, (list, tuple)) and len(inputs) == 1 else inputs
     if inputs is None:
-        called = called_with(model)
+        called = first_call_specs(model)
         if called is None:
             raise ValueError(
                 f"The model {model.name!r} does not say what it takes: it has no `inputs`, and was "

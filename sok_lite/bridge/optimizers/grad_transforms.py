@@ -7,7 +7,7 @@ import numpy as np
 from sok_lite.bridge.optimizers.family import Family
 
 
-class Changes(NamedTuple):
+class GradTransforms(NamedTuple):
     """An optimizer's gradient transforms before its step, in order; None: not used.
 
     Attributes:
@@ -27,7 +27,7 @@ class Changes(NamedTuple):
         return self.norm if self.norm is not None else self.global_norm
 
 
-def changes_of(optimizer: Any, family: Family) -> Changes:
+def grad_transforms_of(optimizer: Any, family: Family) -> GradTransforms:
     """Returns an optimizer's gradient transforms.
 
     Raises TypeError for a setting that is not a number, NotImplementedError for clipping of each
@@ -60,7 +60,7 @@ def changes_of(optimizer: Any, family: Family) -> Changes:
             f"global_clipnorm={global_norm} of {type(optimizer).__name__} would make every "
             "gradient 0. Set it to None."
         )
-    return Changes(unscale, value, norm, global_norm)
+    return GradTransforms(unscale, value, norm, global_norm)
 
 
 def _number(optimizer: Any, name: str) -> float | None:
