@@ -1,4 +1,4 @@
-"""All that knows TensorFlow and no API of ours: tables as variables, lookups, gradients, steps.
+"""The TensorFlow layer below the APIs: variables, lookups, gradients, optimizer steps, files.
 
-Imports nothing by itself. No modules import each other in a circle: tests/test_layers.py looks.
+This package imports no module of its own. tests/test_layers.py forbids import cycles.
 """

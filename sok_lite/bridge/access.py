@@ -1,4 +1,4 @@
-"""How a lookup tells TensorFlow which tables it looks into."""
+"""Reports the tables of a lookup to TensorFlow: gradient tapes, graphs and Keras' guard."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,18 +11,11 @@ from sok_lite.bridge.tf_private import tape_accessed, watcher_accessed
 
 
 def accessed(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Records a lookup in variables for tapes, and returns the resources that it has as inputs.
-
-    Args:
-      variables: TableVariables.
-
-    Raises:
-      NotImplementedError: Keras' own training step makes the lookup, and would not train them.
-    """
+    """Records a lookup on gradient tapes; returns the tables' resources, its inputs."""
     guard.refuse_custom_step(variables)
     resources = [resource for variable in variables for resource in variable.resources]
-    # What TensorFlow's `variable_accessed` does. That asks of each variable which graph this is,
-    # and which strategy: of several replicas none has a table.
+    # As TensorFlow's `variable_accessed`, which asks each variable for its graph and its strategy:
+    # no replica has a table.
     graph: Any = tf.compat.v1.get_default_graph()
     if hasattr(graph, "watch_variable"):
         for resource in resources:

@@ -1,24 +1,24 @@
-"""The tensors of a table in a `tf.train.Checkpoint`, and their restore.
+"""Tensors of a table in a `tf.train.Checkpoint`: save and restore.
 
-Saved is the part of this rank. The tensors, n keys and m keys that were seen but have no row:
+Each rank saves its own part of the table. Shapes: n keys with rows, m keys that were counted but
+have no row yet:
 
   keys           (n,)                key type, ascending
   values         (n, dimension)      rows
   states         (n, all of them)    float32, the optimizer states side by side
-  state_columns  scalar text         JSON: a list of {name of a state: [its length, its initial
-                                     value]}: first states that no optimizer keeps together, then
-                                     those of each optimizer; old checkpoints have the first alone
-  stamps         (n,)                int64, number of the lookup that last saw each key
+  state_columns  scalar text         JSON: a list of {state name: [length, initial value]}, first
+                                     the states of no optimizer, then those of each optimizer; old
+                                     checkpoints have the first alone
+  stamps         (n,)                int64, number of the last lookup of each key
   scores         (n,)                uint64; (0,) where the stamps are the scores
-  slots          (n,)                int64, places in a "hybrid" index; (0,) of an "hbm" table
+  slots          (n,)                int64, slots in a "hybrid" index; (0,) of an "hbm" table
   sighted_keys   (m,)                int64
-  sightings      (m,)                int64, how often each was seen, and 2**32 times the number of
-                                     the lookup that last saw it, which old checkpoints do not have
-  facts          scalar text         JSON: number of lookups, and when they were: spans, which old
-                                     checkpoints do not have; of a "hybrid" table its epoch,
-                                     capacity and strategy as well, and where its slots are: how
-                                     many, and how many a bucket and a segment have; of a layer's
-                                     table which part this is: its rank, and the number of ranks
+  sightings      (m,)                int64, occurrences of each key, plus 2**32 times the number of
+                                     its last lookup, which old checkpoints lack
+  facts          scalar text         JSON: number of lookups and their times (spans; not in old
+                                     checkpoints); for a "hybrid" table also epoch, capacity,
+                                     strategy, and numbers of slots, in all and by bucket and
+                                     segment; for a layer's table its rank and number of ranks
 """
 
 import json
@@ -43,9 +43,7 @@ _PART = "part"  # among the facts: [rank, number of ranks]
 def serialized(variable: Any, part: tuple[int, int] | None = None) -> dict[str, tf.Tensor]:
     """Returns the tensors of a variable's table, by name.
 
-    Args:
-      variable: whose table is saved.
-      part: whose rank it is, and of how many, where another rank's is to be refused in a restore.
+    `part` is (rank, number of ranks), saved so that a restore rejects another rank's part.
     """
     key_type, dtype = variable.key_type, variable.dtype
     dtypes = saved_dtypes(key_type, dtype)
@@ -65,15 +63,9 @@ def serialized(variable: Any, part: tuple[int, int] | None = None) -> dict[str, 
 def restored(
     variable: Any, tensors: Mapping[str, tf.Tensor], part: tuple[int, int] | None = None
 ) -> Any:
-    """Makes a variable's table what was saved; returns the operation.
+    """Replaces the content of a variable's table by tensors from `serialized`.
 
-    Args:
-      variable: whose table it is.
-      tensors: what `serialized` gave.
-      part: the rank whose part the tensors have to be, and of how many; None: of any.
-
-    Raises:
-      ValueError: a tensor is missing, or does not fit, or is of another part.
+    Raises ValueError if a tensor is missing, does not fit, or is not of `part`, unless None.
     """
     names = list(saved_dtypes(variable.key_type, variable.dtype))
     missing = set(names) - set(tensors)
@@ -98,11 +90,7 @@ def restored(
 
 
 def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
-    """Returns the names and dtypes of the tensors of a table.
-
-    Args:
-      key_type, dtype: of its keys and its rows.
-    """
+    """Returns the dtypes of a table's tensors, by name."""
     return {
         "keys": key_type,
         "values": dtype,
@@ -120,11 +108,7 @@ def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
 def saved_tensors(
     table: EmbeddingTable, key_type: tf.DType, dtype: tf.DType
 ) -> dict[str, tf.Tensor]:
-    """Returns the tensors of a table, eager ones.
-
-    Args:
-      key_type, dtype: of its keys and its rows.
-    """
+    """Returns the eager tensors of a table, by name."""
     try:
         return as_tensors(named_arrays(take(table)), saved_dtypes(key_type, dtype))
     except MemoryError as error:
@@ -136,15 +120,10 @@ def saved_tensors(
 
 
 def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> None:
-    """Makes a table what was saved: other keys go.
+    """Replaces the content of a table by eager tensors from `saved_tensors`.
 
-    Args:
-      tensors: what `saved_tensors` gave, eager ones.
-
-    Raises:
-      ValueError: the keys or states do not fit the table, or it has no room for them. It is as it
-        was.
-      MemoryError: no memory for all of it beside what the table holds; it is as it was.
+    Raises ValueError if they do not fit the table or its capacity, MemoryError without room for
+    them beside the old content; the table is then unchanged.
     """
     values = tensors["values"]
     rows = to_rows(to_array(values, table.backend), values.dtype, table)
@@ -154,7 +133,7 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
 
 
 def as_tensors(arrays: Mapping[str, Any], dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:
-    """Returns arrays of the host, texts and numbers as eager tensors of given dtypes."""
+    """Returns host arrays, texts and numbers as eager tensors of the given dtypes."""
     return {
         name: to_tensor(array, dtypes[name], None)
         if isinstance(array, np.ndarray)
@@ -164,7 +143,7 @@ def as_tensors(arrays: Mapping[str, Any], dtypes: Mapping[str, tf.DType]) -> dic
 
 
 def as_arrays(tensors: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-    """Returns eager tensors as arrays of the host, without a copy where they lie there."""
+    """Returns eager tensors as host arrays, without a copy of those in host memory."""
     return {
         name: tensor.numpy() if tensor.dtype == tf.string else np.asarray(tensor)
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""Arguments of a table's methods, checked and made tensors before anything happens."""
+"""Checks arguments of table methods and converts them to tensors before anything changes."""
 
 import functools
 import inspect
@@ -18,11 +18,7 @@ _P = ParamSpec("_P")
 
 
 def refusing_names(**instead: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """Returns a decorator: an `__init__` that refuses arguments which other classes have.
-
-    Args:
-      instead: by the name of each what to write.
-    """
+    """Returns a decorator for an `__init__`: it rejects arguments, `instead` has the advice."""
 
     def decorated(init: Callable[_P, None]) -> Callable[_P, None]:
         @functools.wraps(init)
@@ -42,21 +38,16 @@ def refusing_names(**instead: str) -> Callable[[Callable[_P, None]], Callable[_P
 
 
 def without_keras(value: Any) -> Any:
-    """Returns the tensor of a Keras variable; anything else as it is.
-
-    Such a variable passes for a tensor, but its dtype is a text.
-    """
+    """Returns a Keras variable, whose dtype is a text, as a tensor; any other value unchanged."""
     if tf.is_tensor(value) and isinstance(value.dtype, str):
         return tf.convert_to_tensor(value)
     return value
 
 
 def checked_dtype(argument: str, dtype: Any) -> tf.DType:
-    """Returns a dtype that a program passes.
+    """Converts an argument to a dtype, or raises TypeError.
 
-    Raises:
-      TypeError: it is none, or an integer: TensorFlow takes those for places in a list of its own,
-        and 16, meant for a dimension, is quint16.
+    Integers are rejected: for TensorFlow 16, meant as a dimension, is quint16.
     """
     if is_integer(dtype):
         raise TypeError(
@@ -72,27 +63,17 @@ def checked_dtype(argument: str, dtype: Any) -> tf.DType:
 
 
 def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
-    """Returns keys as a tensor of integers that the table accepts.
-
-    Raises:
-      TypeError: they are not integers.
-    """
+    """Returns keys as an integer tensor, or raises TypeError."""
     key_type = variable.key_type
     return integer_keys(keys, f"Keys of {variable.name!r}", key_type.name, key_type)
 
 
 def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.int64) -> tf.Tensor:
-    """Returns keys as a tensor of integers.
+    """Returns keys of any shape as an integer tensor; `whose` and `expected` are for errors.
 
-    Args:
-      keys: of any shape.
-      whose, expected: what they are and what they must be, for errors.
-      key_type: of the table: integers of Python become such exactly, whatever NumPy takes them for.
-
-    Raises:
-      TypeError: they are no integers. ValueError: integers of Python do not fit the key type.
+    Raises TypeError for other keys, ValueError if a Python integer does not fit `key_type`.
     """
-    # First what most calls have: eagerly, the questions below take as long as the lookup.
+    # The common case first: the checks below take as long as an eager lookup.
     if isinstance(keys, tf.Tensor) and keys.dtype in (tf.int64, tf.int32):
         return keys
     keys = without_keras(keys)
@@ -122,10 +103,9 @@ def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.i
 
 
 def _stack_tensors(keys: Any, whose: str) -> Any:
-    """Returns a list that holds a tensor, which may be symbolic, as one; others as they are.
+    """Stacks a list that contains a tensor, possibly symbolic; returns other values unchanged.
 
-    Raises:
-      ValueError: a number does not fit the tensor's dtype, to which TensorFlow would cut it.
+    Raises ValueError for a number that TensorFlow would truncate to the tensor's dtype.
     """
     leaves = tf.nest.flatten(keys)
     dtype = next((leaf.dtype for leaf in leaves if tf.is_tensor(leaf)), None)
@@ -144,13 +124,9 @@ def _stack_tensors(keys: Any, whose: str) -> Any:
 
 
 def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.Tensor:
-    """Returns rows as a tensor that fits keys (n,) and the variable, or raises.
+    """Returns rows for keys (n,) as a tensor, of any width of float or integer as the variable.
 
-    Floats are rows of a variable of floats, integers of one of integers, whatever their width:
-    whether an integer fits the table says.
-
-    Raises:
-      TypeError, ValueError: dtype or shape do not fit.
+    Raises TypeError or ValueError. The table checks whether integers fit its dtype.
     """
     values = without_keras(values)
     if not tf.is_tensor(values):
@@ -197,10 +173,10 @@ def checked_scores(name: str, scores: Any) -> tf.Tensor:
 
 
 def refuse_partitions(variable: Any) -> None:
-    """Raises if the argument of tf.nn.embedding_lookup is a list of variables.
+    """Raises if tf.nn.embedding_lookup was called with a list of variables.
 
-    TensorFlow then takes them for the parts of one table, changes the keys and asks each part in
-    turn. Nothing but the caller's frame tells such a read from another.
+    TensorFlow treats the list as partitions of one table, changes the keys, and reads each variable
+    in turn. Only the caller's frame shows that.
     """
     for frame in itertools.islice(callers(), 16):
         if frame.f_code.co_name == LOOKUP_IN_A_LIST[1]:
@@ -215,7 +191,7 @@ def refuse_partitions(variable: Any) -> None:
 
 
 def check_cutoff(cutoff: float | None) -> None:
-    """Raises TypeError or ValueError for a cutoff of an export that is no number above 0."""
+    """Raises TypeError or ValueError unless the cutoff of an export is None or above 0."""
     if cutoff is None:
         return
     if isinstance(cutoff, bool) or not isinstance(cutoff, numbers.Real):
@@ -227,11 +203,7 @@ def check_cutoff(cutoff: float | None) -> None:
 
 
 def checked_strength(optimizer: Any, name: str, value: Any) -> float:
-    """Returns a number that is finite and not negative.
-
-    Raises:
-      TypeError, ValueError: it is none.
-    """
+    """Returns a finite hyperparameter >= 0 as a float; raises TypeError or ValueError."""
     what = f"`{name}` of {type(optimizer).__name__}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number. Received: {value!r}.")

@@ -1,7 +1,7 @@
-"""Clusters of TensorFlow's own, in which each task would train a table of its own: refused.
+"""Rejects TensorFlow clusters, in which each task would train tables of its own.
 
-A program says in many ways that it is in one, by TF_CONFIG, by flags or by a resolver. In the end
-it connects TensorFlow to the cluster, or runs a session in it, and that is looked at here.
+TF_CONFIG, flags or a resolver can set up a cluster. All of them connect TensorFlow to it or run a
+session in it, so these two are checked.
 """
 
 import re
@@ -14,16 +14,12 @@ import tensorflow as tf
 from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.tf_private import CLUSTER_OF_CONTEXT, context
 
-# Sessions that have been looked at.
+# Sessions already checked.
 _looked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def refuse_clusters() -> None:
-    """Raises where TensorFlow is connected to a cluster, and has its sessions looked at later on.
-
-    Raises:
-      NotImplementedError: of several tasks, or with a parameter server.
-    """
+    """Raises NotImplementedError in a cluster, and checks TF1 sessions from now on."""
     for name in CLUSTER_OF_CONTEXT:
         server = getattr(context(), name, None)
         if server is not None:
@@ -33,7 +29,7 @@ def refuse_clusters() -> None:
 
 
 def _running(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    # A session without a target is in this process alone.
+    # A session without a target is in this process.
     if self.sess_str and self not in _looked:
         devices = " ".join(device.name for device in self.list_devices())
         _refuse(

@@ -1,9 +1,8 @@
-"""The order of calls that ranks make together, in a graph of TF1.
+"""Orders collective calls of ranks in a TF1 graph.
 
-A session runs what it has to in any order, so that ranks would meet each other in different calls.
-Here rank 0 says which call comes next: the one that it has had longest. An asynchronous operation
-submits its call and keeps no thread; one thread of the process makes the calls, and ends each one's
-operation. So a session needs no thread for what waits.
+A session runs ready operations in any order, so ranks could meet in different calls. Rank 0
+therefore names the next call: its oldest. An asynchronous operation submits its call and holds no
+thread; one thread per process makes the calls and completes their operations.
 """
 
 import atexit
@@ -24,19 +23,19 @@ from sok_lite.comm import Communicator
 from sok_lite.native.callbacks import Frame, Running
 
 _SUBMIT_TIMEOUT_S = 300.0
-# An attribute of graphs: the calls of their operations that wait here for their turn.
+# Attribute of graphs: submitted calls of their operations.
 _CALLS = "_sok_lite_calls_in_order"
 
-# Of each graph, how many calls of a name it has. Gradients are built in no order that ranks share,
-# so each name has numbers of its own.
+# Calls of each name in a graph. Ranks may build gradients in different orders, so each name is
+# counted by itself.
 _counts: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
-# Of each name, the number of the graph among those that have such a call of several ranks.
+# Name -> number of a graph among those with such a collective call.
 _graphs: "dict[str, weakref.WeakKeyDictionary[Any, int]]" = {}
 _num_graphs: Counter[str] = Counter()
 
 
 def numbered(name: str) -> str:
-    """Returns a name that is new in this graph, the same on all ranks that come to it as often."""
+    """Returns a name that is unique in this graph and equal on all ranks that count alike."""
     if tf.executing_eagerly():
         return name
     counts = _counts.setdefault(tf.compat.v1.get_default_graph(), Counter())
@@ -45,10 +44,7 @@ def numbered(name: str) -> str:
 
 
 def _name_in_process(name: str) -> str:
-    """Returns a name of a call of this graph that is new in the process.
-
-    What ranks do alone does not count: a rank may build graphs that others do not build.
-    """
+    """Returns a name that is unique in this process; only graphs with collectives have numbers."""
     graph = tf.compat.v1.get_default_graph()
     numbers = _graphs.setdefault(name, weakref.WeakKeyDictionary())
     if graph not in numbers:
@@ -58,19 +54,14 @@ def _name_in_process(name: str) -> str:
 
 
 class CollectiveCall(NamedTuple):
-    """A call that ranks make together.
-
-    Attributes:
-      comm: the ranks.
-      name: what `numbered` gave to the call, or to the one that it is the gradient of; "": none.
-    """
+    """A call of all ranks; `name` is from `numbered`, for it or the call whose gradient it is."""
 
     comm: Communicator
     name: str = ""
 
 
 class _Submitted(NamedTuple):
-    """A call whose tensors are there: its number, what makes it, and what waits for it."""
+    """A submitted call: its number, its function, and the operation to complete."""
 
     call: int
     run: Callable[[], None]
@@ -78,14 +69,10 @@ class _Submitted(NamedTuple):
 
 
 class CollectiveOrder:
-    """The calls of this process that were submitted and not made yet, and the thread that does.
+    """The submitted calls of this process, and the thread that makes them.
 
-    A call may be submitted several times before it is made, as by two sessions in two threads.
-    Which of them meets which of another rank's is left open: they are of one graph, and of the same
-    tables.
-
-    Args:
-      comm: the ranks.
+    Two sessions in two threads may submit a call twice before it is made. Any of them may meet any
+    of another rank's: they belong to one graph and the same tables.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -96,15 +83,10 @@ class CollectiveOrder:
         self._is_closed = False
 
     def submit(self, call: int, run: Callable[[], None], running: Running) -> None:
-        """Notes that the tensors of a call are there, and returns at once.
+        """Queues a call whose input tensors are ready, and returns at once.
 
-        Args:
-          call: its number, the same on all ranks.
-          run: makes it, in a thread of its own; what it raises goes to the operation.
-          running: the operation, which is ended after it.
-
-        Raises:
-          RuntimeError: the process ends.
+        `call` is equal on all ranks; `run` makes it, in the thread of this object; then `running`
+        is completed. Raises RuntimeError when the process is exiting.
         """
         with self._changed:
             if self._is_closed:
@@ -118,25 +100,25 @@ class CollectiveOrder:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Has all calls fail that are not made yet, and takes no more."""
+        """Fails all submitted calls and rejects new ones."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self._fail_all(_ended())
 
     def _work(self) -> None:
-        """Makes calls, for ever."""
+        """Makes calls until closed."""
         try:
             while not self._is_closed:
                 self._make_next()
-        finally:  # another call starts another thread
+        finally:  # the next call starts another thread
             with self._changed:
                 self._thread, left = None, self._submitted[:]
                 del self._submitted[:]
             del left  # nobody makes them: they fail
 
     def _make_next(self) -> None:
-        """Makes the call that is next, as soon as one is submitted."""
+        """Waits for a submitted call and makes the one that rank 0 names."""
         with self._changed:
             self._changed.wait_for(lambda: self._submitted or self._is_closed)
             if self._is_closed:
@@ -144,23 +126,23 @@ class CollectiveOrder:
             oldest = self._submitted[0].call
         try:
             _, run, running = self._take(self._chosen(oldest))
-        except BaseException as error:  # of what is submitted, nothing is made any more
+        except BaseException as error:  # nothing submitted can be made any more
             self._fail_all(error)
             return
         try:
             run()
-            del run  # it owns memory of TensorFlow's, which goes on now
-        except BaseException as error:  # it belongs to who waits for this call
+            del run  # it owns TensorFlow's memory, which TensorFlow now uses again
+        except BaseException as error:  # the error belongs to whoever waits for this call
             running.end(error)
         else:
             running.end()
 
     def _chosen(self, oldest: int) -> int:
-        """Returns the call that rank 0 has had longest; on rank 0 the given one."""
+        """Returns rank 0's oldest call; on rank 0 that is `oldest`."""
         return int(self._comm.broadcast(np.array([oldest], np.int64), 0)[0])
 
     def _take(self, call: int) -> _Submitted:
-        """Returns what was submitted first for a call, once there is something."""
+        """Removes and returns the oldest submission of a call, once there is one."""
 
         def places() -> list[int]:
             return [at for at, each in enumerate(self._submitted) if each.call == call]
@@ -194,7 +176,7 @@ def _ended() -> RuntimeError:
     return RuntimeError("The process ends, and other ranks' calls are not waited for any more.")
 
 
-# By communicator: a process has one, unless it has connected anew.
+# One by communicator; a process has several only after reconnecting.
 _orders: dict[Communicator, CollectiveOrder] = {}
 _orders_of_parent: list[Any] = []
 _making = threading.Lock()
@@ -209,13 +191,13 @@ def _order_of(comm: Communicator) -> CollectiveOrder:
 
 @atexit.register
 def _close_all() -> None:
-    """Nobody can be asked any more: a session that waits would never end."""
+    """Fails waiting calls: otherwise their sessions would never return."""
     for order in list(_orders.values()):
         order.close()
 
 
 def _begin_child() -> None:
-    """A child has no thread of its parent's, and must not end what is the parent's."""
+    """Forgets the parent's orders in a forked child, which lacks their threads."""
     global _making
     _making = threading.Lock()
     _orders_of_parent.append(dict(_orders))
@@ -226,28 +208,23 @@ os.register_at_fork(after_in_child=_begin_child)
 
 
 def needs_order(call: CollectiveCall) -> bool:
-    """Whether a call of several ranks is built into a graph that orders nothing by itself."""
+    """Whether this is a collective call in a TF1 graph, which orders nothing by itself."""
     if call.comm.size == 1 or tf.executing_eagerly() or tf.inside_function():
         return False
-    # Of a loop several rounds may run at once, and no names tell them apart.
+    # Iterations of a loop may run at once, and no name distinguishes them.
     return getattr(tf.compat.v1.get_default_graph(), CONTROL_FLOW)() is None
 
 
-def in_turn(
+def submit_in_turn(
     collective: CollectiveCall, what: str, run: Callable[[Frame], None]
 ) -> Callable[[Frame, Running], None]:
-    """Returns what the asynchronous operation of a call of several ranks asks Python for.
+    """Returns what submits a collective call: the callback of its asynchronous operation.
 
-    All ranks must build the same calls, those of one name in the same order, and graphs that have
-    the same calls in the same order.
-
-    Args:
-      collective: the ranks.
-      what: what the call does, for the error text.
-      run: makes the call, when it is its turn: takes the frame, and writes all outputs.
+    All ranks must build the same calls: those of one name in the same order, and graphs with the
+    same calls in the same order. `run` makes the call and writes all outputs of its frame.
     """
     name = _name_in_process(numbered(f"{what} ({collective.name})")).encode()
-    # Two hashes of 31 bits: no name is taken for another, and none is negative.
+    # Two hashes of 31 bits: distinct for distinct names, and never negative.
     call = zlib.crc32(name) >> 1 << 31 | zlib.adler32(name) >> 1
 
     def submit(frame: Frame, running: Running) -> None:

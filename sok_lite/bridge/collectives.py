@@ -1,4 +1,4 @@
-"""Tensors of a program that travel between ranks, through the communicator that tables use."""
+"""Collectives for a program's own tensors, through the communicator of the tables."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from sok_lite.engine.agreement import agree_on
 
 
 def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends a part of the rows to each rank. Every rank must call it.
+    """Sends some rows to each rank. Every rank must call it.
 
     Args:
       tensor: (n, ...), the rows for rank 0 first, then those for rank 1, and so on.
@@ -34,7 +34,7 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
     inputs, dtypes = [tensor, tf.convert_to_tensor(splits)], [tensor.dtype, tf.int32]
     rows, received_splits = _of_all_ranks(comm, "An alltoall", run, inputs, dtypes)
     rows.set_shape([None, *tensor.shape[1:]])
-    # A traced function of an elastic job meets other numbers of ranks.
+    # In an elastic job a traced function may later run with another number of ranks.
     is_elastic = isinstance(comm, ElasticCommunicator)
     received_splits.set_shape([None if is_elastic else comm.size])
     return rows, received_splits
@@ -44,16 +44,16 @@ def allreduce(tensor: Any, op: str, call: str = "") -> tf.Tensor:
     """Reduces a tensor elementwise over ranks. Every rank must call it.
 
     Args:
-      tensor: any shape, a scalar too; shape and dtype equal on all ranks.
+      tensor: any shape, also a scalar; shape and dtype equal on all ranks.
       op: "sum", "average", "max" or "min".
-      call: what it is for, in a few words, for the message where ranks make different calls.
+      call: purpose in a few words, for the error if ranks make different calls.
 
     Returns:
       A tensor of the shape and dtype of `tensor`.
 
     Raises:
       ValueError: unknown op.
-      TypeError: "average" of integers, which are seldom whole; booleans with "sum" or "average".
+      TypeError: "average" of integers; booleans with "sum" or "average".
     """
     if op not in ("sum", "average", "max", "min"):
         raise ValueError(f"`op` must be 'sum', 'average', 'max' or 'min'. Received: op={op!r}.")
@@ -70,7 +70,7 @@ def allreduce(tensor: Any, op: str, call: str = "") -> tf.Tensor:
             "them, or use 'max' for any and 'min' for all."
         )
     if tensor.dtype == tf.bfloat16:
-        # It travels as its bits, which cannot be added or compared.
+        # bfloat16 is sent as raw bits, which cannot be added or compared.
         return tf.cast(allreduce(tf.cast(tensor, tf.float32), op, call), tf.bfloat16)
 
     def run(x: Array) -> Sequence[Array]:
@@ -85,10 +85,9 @@ def allreduce(tensor: Any, op: str, call: str = "") -> tf.Tensor:
 def agreed_sum(
     comm: Communicator, tensor: tf.Tensor, description: dict[str, Any], what: str
 ) -> tf.Tensor:
-    """Returns the sum of a tensor over ranks that make the same call. Every rank must call it.
+    """Sums a tensor over ranks that make the same call. Every rank must call it.
 
     Args:
-      tensor: floats or integers; shape and dtype equal on all ranks.
       description: field -> value, which must be equal on all ranks; compared once.
       what: names what is described, for errors, such as "table 'user'".
 
@@ -106,10 +105,9 @@ def agreed_sum(
 
 
 def allgather(tensor: Any, call: str = "allgatherv") -> tf.Tensor:
-    """Returns the rows of all ranks, in rank order. Every rank must call it.
+    """Returns the rows of all ranks, in rank order; `call` is its purpose, for errors.
 
-    Args:
-      call: what it is for, in a few words, for the message where ranks make different calls.
+    Every rank must call it.
     """
     comm = communicator()
     tensor = tf.convert_to_tensor(tensor)
@@ -142,7 +140,7 @@ def _of_all_ranks(
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
 ) -> Any:
-    """Returns what a function of the host's arrays gives, which every rank calls; see operation."""
+    """Adds an operation in which every rank calls a function of host arrays."""
     backend, collective = get_backend("cpu"), CollectiveCall(comm)
 
     def run(outputs: Outputs, arrays: list[Array]) -> None:

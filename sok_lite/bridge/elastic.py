@@ -1,7 +1,8 @@
-"""Elastic jobs: ranks leave and come, and the tables go on from the last commit.
+"""Elastic jobs: ranks leave and join, and tables continue from the last commit.
 
-Horovod's elastic training with tables: `TableState` is a state of `horovod.tensorflow.elastic`, and
-`run` its decorator, which takes the errors of tables as well. docs/elastic.md shows a job.
+This is Horovod's elastic training with tables: `TableState` is a state of
+`horovod.tensorflow.elastic`, and `run` is its decorator, which also catches errors of tables.
+docs/elastic.md shows a job.
 """
 
 import contextlib
@@ -33,18 +34,17 @@ from sok_lite.engine.local_path import local_path
 
 T = TypeVar("T")
 _log = logging.getLogger("sok_lite")
-# A program whose ranks are in different calls fails in each attempt, with nobody gone.
+# If ranks make different calls, every attempt fails although no rank has left.
 _MOST_IN_VAIN = 10
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Returns a function that goes on from the last commit when a rank has left, or one has come.
+    """Returns a function that resumes from the last commit when a rank leaves or joins.
 
-    What `horovod.tensorflow.elastic.run` is, for functions that use tables: where another rank has
-    died in a lookup or an update, also one in a `tf.function`, the ranks are connected anew, the
-    state is given what was committed last, and `func` is called again. Every rank must call it.
-    Between `sok_lite.init` and this no call may need all ranks: a rank that has just come makes
-    them, and the others do not.
+    As `horovod.tensorflow.elastic.run`, for functions that use tables: if another rank dies in a
+    lookup or an update, also inside a `tf.function`, the ranks reconnect, the state is restored
+    from the last commit, and `func` is called again. Every rank must call it. Make no collective
+    call between `sok_lite.init` and this: a rank that has just joined would make it alone.
 
     Args:
       func: its first argument is a `TableState`.
@@ -55,7 +55,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         try:
             with _failures_of_ranks():
                 return func(state, *args, **kwargs)
-        except HorovodInternalError as error:  # which Horovod keeps to itself
+        except HorovodInternalError as error:  # Horovod does not log it
             _log.warning("The job goes on from its last commit, as the ranks failed: %s", error)
             raise
 
@@ -64,34 +64,34 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
 
 class TableState(ObjectState):
-    """Tables, other variables and values that an elastic job keeps: a state of Horovod's.
+    """Tables, other variables and values of an elastic job: a state for Horovod.
 
-    A commit keeps the keys of all ranks with their rows, optimizer states and times of use, the
-    other variables, the optimizer's and the values. When the ranks have changed all of them go on
-    from the last one, each with the keys that it owns now, and a rank that has come gets
-    everything. Other variables and values are those of one rank: keep what is the same on all.
+    A commit saves the keys of all ranks with their rows, optimizer states and times of use, the
+    other variables, the optimizer's variables, and the values. After a change of ranks, all resume
+    from the last commit, each with the keys that it owns now; a new rank receives everything. Other
+    variables and values are saved from one rank: keep them equal on all.
 
-    In memory each rank keeps its part of the tables and a copy of another rank's, of another
-    machine where the ranks are on several; that needs twice the memory of the tables, and while a
-    commit is made four times. It bears the loss of one machine, or, where there is one alone, of
-    ranks that are not next to each other. With `path` a commit is a checkpoint that `sok_lite.load`
-    reads, and bears the loss of all ranks but one.
+    In memory, each rank keeps its part of the tables and a copy of another rank's, on another
+    machine if the job has several. This takes twice the memory of the tables, and four times during
+    a commit. It survives the loss of one machine, or, on a single machine, of ranks that are not
+    neighbors. With `path` a commit is a checkpoint that `sok_lite.load` reads, and survives the
+    loss of all ranks but one.
 
-    The values are attributes: `TableState(tables, step=0).step`. Horovod's own states of models
-    and variables are not needed beside it.
+    Values are attributes: `TableState(tables, step=0).step`. Horovod's own states of models and
+    variables are not needed.
 
     Args:
-      variables: tables, also a sok_lite.keras.Table, all of their own names, and other variables
-        of TensorFlow or Keras, in one list; the same on all ranks.
-      optimizer: an OptimizerWrapper, whose step counts, and the variables of the optimizer in it,
-        are kept; built before where it trains other variables. None: there is none, and tables have
-        no states of one.
-      path: of a folder that all ranks see, for commits on disk; a checkpoint there is replaced.
-        None: commits are in memory.
-      values: what else is kept, such as the number of the step; anything that pickle knows.
+      variables: one list, equal on all ranks, of tables (also sok_lite.keras.Table), with distinct
+        names, and other variables of TensorFlow or Keras.
+      optimizer: an OptimizerWrapper, to save its step counts and the variables of the optimizer in
+        it; built before if it trains other variables. None: there is none, and tables have no
+        optimizer states.
+      path: a folder that all ranks see, for commits on disk; a checkpoint there is replaced. None:
+        commits are in memory.
+      values: other values to save, such as the step number; anything that pickle can save.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here.
+      TypeError, ValueError: an argument is not as described.
       RuntimeError: `sok_lite.init` has not connected the ranks.
     """
 
@@ -127,12 +127,12 @@ class TableState(ObjectState):
         super().__init__(_of_rank_0, lambda: job.communicator().rank, **values)
 
     def save(self) -> None:
-        """Commits, without looking for ranks that come or leave. Every rank must call it.
+        """Commits without checking for ranks that join or leave. Every rank must call it.
 
         Raises:
-          OSError, MemoryError: a rank cannot keep its part. The last commit is as it was.
-          ValueError: the optimizer is not built, or not passed though tables have states of one, or
-            ranks have different tables.
+          OSError, MemoryError: a rank cannot save its part. The last commit stays valid.
+          ValueError: the optimizer is not built, or is missing although tables have states of one,
+            or ranks have different tables.
         """
         self._commit()
         self._in_vain = 0
@@ -149,24 +149,24 @@ class TableState(ObjectState):
             self._on_device(lambda: self._commits.make(comm, kept))
 
     def commit(self) -> None:
-        """Commits, and lets ranks in that have come. Every rank must call it, at the same step.
+        """Commits, and admits ranks that have joined. Every rank must call it, at the same step.
 
         Raises:
-          OSError, MemoryError: a rank cannot keep its part. The last commit is as it was.
-          ValueError: the optimizer is not built, or not passed though tables have states of one, or
-            ranks have different tables.
-          HostsUpdatedInterrupt: ranks have come or leave; `run` takes it.
+          OSError, MemoryError: a rank cannot save its part. The last commit stays valid.
+          ValueError: the optimizer is not built, or is missing although tables have states of one,
+            or ranks have different tables.
+          HostsUpdatedInterrupt: ranks have joined or are leaving; `run` catches it.
         """
         self.save()
         with _always_synced():
             super().check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Lets ranks in that have come; commits before. Every rank must call it, at the same step.
+        """Commits if ranks join or leave. Every rank must call it, at the same step.
 
         Raises:
-          OSError, MemoryError, ValueError: the commit fails, as one by `commit()` would.
-          HostsUpdatedInterrupt: ranks have come or leave; `run` takes it.
+          OSError, MemoryError, ValueError: the commit fails, as in `commit()`.
+          HostsUpdatedInterrupt: ranks have joined or are leaving; `run` catches it.
         """
         with _failures_of_ranks(), _always_synced():
             try:
@@ -176,10 +176,10 @@ class TableState(ObjectState):
                 raise
 
     def restore(self) -> None:
-        """Lets the other ranks fail, as this one has; `sync` then restores. `run` calls it.
+        """Fails the other ranks' calls after a failure here; then `sync` restores. `run` calls it.
 
         Raises:
-          RuntimeError: as many ranks have failed again and again, with no commit in between.
+          RuntimeError: too many failures of the same number of ranks without a commit in between.
         """
         job.disconnect()
         self._in_vain += 1
@@ -192,18 +192,19 @@ class TableState(ObjectState):
             )
 
     def reset(self) -> None:
-        """Notes that Horovod has been started anew. `run` calls it."""
+        """Notes that Horovod has restarted. `run` calls it."""
         self._must_reconnect = True
 
     def sync(self) -> None:
-        """Goes on from the last commit, with the ranks that there are. Every rank must call it.
+        """Restores the last commit on the current ranks. Every rank must call it.
 
-        At first there is none: then all take other variables and values from rank 0, and tables
-        stay as they are.
+        Before the first commit all ranks take other variables and values from rank 0, and tables
+        stay unchanged.
 
         Raises:
           RuntimeError: a part of the tables is lost.
-          OSError, ValueError, MemoryError: it cannot be read, or a rank cannot hold its part.
+          OSError, ValueError, MemoryError: the commit cannot be read, or a rank cannot hold its
+            part.
         """
         with _failures_of_ranks():
             if self._must_reconnect:
@@ -243,7 +244,7 @@ class TableState(ObjectState):
         }
 
     def _other_variables(self) -> dict[str, list[Any]]:
-        """Returns all variables that are no tables, by what they are."""
+        """Returns all variables that are not tables, by kind."""
         if self._optimizer is None:
             updated = [v.name for v in self._tables if v.table.store.state_names]
             if updated:
@@ -275,13 +276,13 @@ def _of_rank_0(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _failures_of_ranks() -> Iterator[None]:
-    """Makes what fails as another rank has left what Horovod takes for that."""
+    """Translates errors caused by a lost rank to the error that Horovod catches."""
     try:
         yield
     except CommunicatorError as error:
         raise HorovodInternalError(str(error)) from error
     except tf.errors.OpError as error:
-        # What is raised in a graph keeps its text alone.
+        # An error raised in a graph keeps only its text.
         if "CommunicatorError" not in error.message and "Horovod" not in error.message:
             raise
         raise HorovodInternalError(str(error)) from error
@@ -289,7 +290,7 @@ def _failures_of_ranks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _always_synced() -> Iterator[None]:
-    """Lets ranks that stay sync when others leave: keys have other owners then."""
+    """Makes the remaining ranks sync when others leave: keys change owners."""
     try:
         yield
     except HostsUpdatedInterrupt as interrupt:

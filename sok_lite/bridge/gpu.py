@@ -1,8 +1,8 @@
-"""The one GPU of this process, for TensorFlow and for the tables.
+"""The one GPU of this process, shared by TensorFlow and the tables.
 
-CUDA numbers the GPUs that CUDA_VISIBLE_DEVICES shows, in the order of CUDA_DEVICE_ORDER. Both
-libraries count by those numbers: CuPy's device n is TensorFlow's "/physical_device:GPU:n".
-TensorFlow's "GPU:0", however, is the first of those that `tf.config.set_visible_devices` leaves.
+CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES in the order of CUDA_DEVICE_ORDER. Both libraries use
+these numbers: CuPy's device n is TensorFlow's "/physical_device:GPU:n". TensorFlow's "GPU:0",
+however, is the first of those that `tf.config.set_visible_devices` leaves.
 """
 
 import warnings
@@ -11,26 +11,22 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend, default_backend, get_backend
 
-# The GPU that `share_gpu` has seen to.
+# Number of the GPU that `share_gpu` has prepared.
 _shared: int | None = None
 
 
 def share_gpu_of_rank() -> None:
-    """Does what `share_gpu` does for the backend that tables will have. Nothing without a GPU."""
+    """Calls `share_gpu` for the default backend; does nothing without a GPU."""
     if default_backend() == "cuda":
         share_gpu(get_backend())
 
 
 def share_gpu(backend: Backend) -> None:
-    """Has TensorFlow use the GPU of a backend alone, and take memory there as it needs it.
+    """Limits TensorFlow to the backend's GPU, with memory taken as needed.
 
-    Else TensorFlow takes nearly all memory of every GPU when it starts them, at its first
-    operation, and leaves none for tables. A second call does nothing. It warns where it comes too
-    late for the memory, and where TensorFlow does not have the GPU.
-
-    Raises:
-      RuntimeError: TensorFlow uses another GPU, and this cannot be changed any more.
-      ValueError: kernels would not be launched on CUDA's null stream.
+    Otherwise TensorFlow takes nearly all memory of every GPU at its first operation and leaves none
+    for tables. A second call does nothing. Warns if it is too late to limit the memory, or if
+    TensorFlow does not see the GPU; raises RuntimeError if it uses another one for good.
     """
     global _shared
     if backend.name == "cpu":
@@ -55,19 +51,16 @@ def share_gpu(backend: Backend) -> None:
     _shared = number
 
 
-# CUDA's numbers of its null stream, and of the one that each thread has instead.
+# CUDA's numbers for its null stream and for the per-thread default stream.
 _NULL_STREAM, _STREAM_OF_THREAD = 0, 2
 
 
 def check_stream(backend: Backend) -> None:
-    """Raises where this thread would not launch on CUDA's null stream. The backend is of a GPU.
+    """Raises ValueError unless this thread launches on CUDA's null stream.
 
-    TensorFlow calls from several threads, and a call may return before its kernels have run: it is
-    the one stream that has them in order. CuPy's current stream is one of a thread, and may be
-    another in the next call.
-
-    Raises:
-      ValueError: of the kinds that TensorFlow keeps, should it be in a py_function.
+    TensorFlow calls from several threads, and a call may return before its kernels have run; only
+    the null stream orders them all. CuPy's current stream belongs to a thread and may differ in the
+    next call. TensorFlow keeps the type of a ValueError raised in a py_function.
     """
     stream = backend.xp.cuda.get_current_stream().ptr
     if stream == _NULL_STREAM:
@@ -85,10 +78,9 @@ def check_stream(backend: Backend) -> None:
 
 
 def check_local_rank(local_rank: int) -> None:
-    """Raises RuntimeError where the tables are not on the GPU of a rank's number on its machine.
+    """Raises RuntimeError unless the tables are on the GPU of the local rank.
 
-    The GPU is chosen by what the launcher says, before ranks can talk: they may do so through
-    TensorFlow, which starts its GPUs then.
+    The GPU is chosen before ranks communicate: that may go through TensorFlow, which starts GPUs.
     """
     if default_backend() != "cuda":
         return
@@ -104,7 +96,7 @@ def check_local_rank(local_rank: int) -> None:
 
 
 def device_name(backend: Backend) -> str | None:
-    """Returns TensorFlow's name for the GPU of a backend; None where TensorFlow does not use it."""
+    """Returns TensorFlow's name for the backend's GPU; None if TensorFlow does not use it."""
     visible = [_number(gpu) for gpu in tf.config.get_visible_devices("GPU")]
     return f"GPU:{visible.index(backend.device_id)}" if backend.device_id in visible else None
 

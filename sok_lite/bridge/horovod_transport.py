@@ -1,4 +1,4 @@
-"""Arrays of GPUs by Horovod's all-to-all of tensors on the device."""
+"""The GPU transport "horovod": Horovod's all-to-all of device tensors."""
 
 import sys
 from typing import Any
@@ -15,13 +15,13 @@ _NAME = "sok_carried"
 
 
 class HorovodTransport(GpuTransport):
-    """Horovod's all-to-all. It is called in host calls, which keep memory of TensorFlow's."""
+    """Horovod's all-to-all, called within host calls, which keep TensorFlow's memory alive."""
 
     name = "horovod"
     what = "Horovod's alltoall of tensors on the GPU"
 
     def __init__(self, comm: Communicator, backend: Backend) -> None:
-        """Takes a communicator; raises ImportError where there is no Horovod."""
+        """Raises ImportError without Horovod."""
         super().__init__(comm, backend)
         import horovod.tensorflow as hvd
 
@@ -31,9 +31,9 @@ class HorovodTransport(GpuTransport):
         return to_array(self.carried(message, send_splits), self._backend)
 
     def carried(self, message: Array, send_splits: np.ndarray) -> tf.Tensor:
-        """Carries a message, (n, 2) int64 of the backend; returns what came, where it came."""
+        """Sends a message, (n, 2) int64 of the backend; returns what was received, where it is."""
         try:
-            # TensorFlow takes no memory of the device that is not its own.
+            # TensorFlow accepts only device memory of its own.
             sent = empty(message.shape, tf.int64, self._backend)
             sent[...] = message
             tensor = to_tensor(sent, tf.int64, self._backend)
@@ -45,12 +45,10 @@ class HorovodTransport(GpuTransport):
             raise CommunicatorError(f"Horovod cannot carry tensors of GPUs: {error}") from error
 
 
-def connected(comm: Communicator, backend: Backend) -> HorovodTransport:
-    """Returns a transport that has brought a word from each rank to each. Every rank must call it.
+def connect(comm: Communicator, backend: Backend) -> HorovodTransport:
+    """Returns a transport after a test message from each rank to each. Every rank must call it.
 
-    Raises:
-      CommunicatorError: the words are others, or not on the device: Horovod was built without an
-        alltoall for GPUs, or numbers the ranks in another way.
+    Raises CommunicatorError if Horovod has no GPU alltoall or numbers ranks differently.
     """
     transport, ranks = HorovodTransport(comm, backend), np.arange(comm.size)
     sent = np.stack([np.full(comm.size, comm.rank), ranks], axis=1)
@@ -68,8 +66,8 @@ def connected(comm: Communicator, backend: Backend) -> HorovodTransport:
 
 
 def horovod_unable(comm: Communicator) -> str | None:
-    """Returns why Horovod cannot carry tensors between these ranks' GPUs, or None if it can."""
-    if "horovod.tensorflow" not in sys.modules:  # nobody has started it, and an import takes time
+    """Returns why Horovod cannot send tensors between these ranks' GPUs; None if it can."""
+    if "horovod.tensorflow" not in sys.modules:  # not started; an import takes time
         return "Horovod does not connect these ranks: give comm_tool='horovod'"
     try:
         import horovod.tensorflow as hvd

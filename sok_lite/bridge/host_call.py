@@ -1,7 +1,7 @@
-"""Calls of Python by TensorFlow: what touches a backend, and in which order.
+"""Calls from TensorFlow into Python that use a backend, and their order.
 
-Whatever touches a backend for TensorFlow goes through `on_device`: lookups, updates, exports, and
-the making of a table. Most of it is an operation (operation.py); `host_call` is for texts.
+All of them go through `on_device`: lookups, updates, exports, creation of a table. Most are
+operations (operation.py); `host_call` is for texts.
 """
 
 import re
@@ -26,21 +26,14 @@ Waits = bool | Callable[[], bool]
 def on_device(
     backend: Backend, function: Callable[..., Result], *args: Any, waits: Waits = True
 ) -> Result:
-    """Calls Python that touches a backend, for TensorFlow.
+    """Calls a Python function that uses a backend, on behalf of TensorFlow.
 
-    The thread uses the backend's device while the function runs, and the call returns when all work
-    on it is done, after an error too: what kernels read and write is TensorFlow's memory.
+    The thread uses the backend's device while the function runs. The call returns when all work on
+    the device is done, also after an error, because kernels access TensorFlow's memory.
 
-    Args:
-      backend: what `function` computes with.
-      function: called with `args`.
-      waits: False, or a function that says so once `function` has returned: kernels write nothing
-        that TensorFlow reads, so the call may return before they have run. TensorFlow's memory that
-        they read, that of `args` as well, is kept until a later call has waited. A few calls that
-        nothing else waits for are waited for here.
-
-    Raises:
-      ValueError: the thread's stream is not CUDA's null stream.
+    If `waits` is False, or returns that after `function`, kernels write nothing that TensorFlow
+    reads, so the call may return before they have run. TensorFlow's memory that they read, also
+    that of `args`, is kept until a later call has waited; after a few such calls this one waits.
     """
     if backend.name == "cpu":
         return function(*args)  # nothing is chosen, kept or waited for
@@ -64,7 +57,7 @@ def timed_on_device(
     *args: Any,
     waits: Waits = True,
 ) -> Result:
-    """Does what `on_device` does, and adds the time to work of a kind."""
+    """Calls `on_device` and adds its duration to `work`."""
     begun = time.perf_counter()
     result = on_device(backend, function, *args, waits=waits)
     work.add(time.perf_counter() - begun)
@@ -80,27 +73,21 @@ def host_call(
     what: str,
     handles: Sequence[tf.Tensor] = (),
 ) -> Any:
-    """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
+    """Calls Python with eager tensors: directly in eager mode, as one py_function in a graph.
 
-    It is for texts, which no operation of ours has. So it is on the CPU.
+    For texts, which our operations do not handle; runs on the CPU.
 
     Args:
-      function: takes eager tensors; gives a sequence of eager tensors. It raises only ValueError,
-        TypeError and MemoryError: TensorFlow keeps the kind of no other.
-      inputs: tensors.
-      output_dtypes: one per output.
-      backend: what `function` computes with; waited for before the outputs go to TensorFlow.
-      what: what the call does, for the error text ("A dump of 'user'").
-      handles: resources of tables: in a tf.function the call has its place among the operations
-        on these.
+      function: maps eager tensors to a sequence of eager tensors. Raises only ValueError, TypeError
+        and MemoryError, whose types TensorFlow keeps.
+      what: names the call in errors ("A dump of 'user'").
+      handles: resources of tables; in a tf.function the call is ordered with operations on them.
 
     Returns:
-      A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
-      outputs, the operation.
+      A list of tensors, one per dtype; in a graph without outputs, the operation.
 
     Raises:
-      NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph that
-        is exported for serving.
+      NotImplementedError: in XLA, one of several replicas, or a graph exported for serving.
     """
     refuse_replicas(what)
     refuse_while_exporting(what)
@@ -122,12 +109,12 @@ def host_call(
 
 
 def scope_of(what: str) -> Any:
-    """Returns a `with` block of a graph, by whose name TensorFlow's profiler shows a call."""
+    """Returns a name scope, by which TensorFlow's profiler shows a call."""
     return tf.name_scope(re.sub(r"[^A-Za-z0-9_.]+", "_", what)[:80])
 
 
 def refuse_xla(what: str) -> None:
-    """Raises in a graph that XLA compiles."""
+    """Raises NotImplementedError in a graph that XLA compiles."""
     if is_for_xla(tf.compat.v1.get_default_graph()):
         raise NotImplementedError(
             f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
@@ -138,10 +125,7 @@ def refuse_xla(what: str) -> None:
 
 
 def refuse_replicas(what: str) -> None:
-    """Raises where a tf.distribute strategy runs the caller once for each of several replicas.
-
-    A table is no mirrored variable: every replica would act on the one table there is.
-    """
+    """Raises NotImplementedError in one of several replicas, which would all act on one table."""
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return
     count = tf.distribute.get_strategy().num_replicas_in_sync
@@ -154,11 +138,11 @@ def refuse_replicas(what: str) -> None:
 
 
 def in_order(call: Callable[[], Any]) -> Any:
-    """Returns what `call` gives, in a tf.function as the successor of all host calls before it.
+    """Returns `call()`, ordered in a tf.function after all earlier host calls.
 
-    TensorFlow orders host calls within one function. One in a function called from there, or in a
-    branch or a loop, it orders by the variables alone that this function reads or writes: so each
-    writes one of its own, else a lookup could pass an update, and ranks each other's collectives.
+    TensorFlow orders host calls within one function. It orders a call in a nested function, branch
+    or loop only by the variables that it reads or writes. So every call writes one variable of
+    ours; otherwise a lookup could overtake an update, or ranks could meet in different collectives.
     """
     if not tf.inside_function():
         return call()
@@ -177,10 +161,10 @@ def in_order(call: Callable[[], Any]) -> Any:
 
 
 def at_place(handles: Sequence[tf.Tensor], call: Callable[[], Any]) -> Any:
-    """Returns what `call` gives, in a tf.function in its order among the operations on tables.
+    """Returns `call()`, ordered in a tf.function with the operations on tables.
 
-    A handle is no input of a py_function: TensorFlow would have the call where the table is, and
-    on a GPU there is no text. So two operations that do nothing are where the table is.
+    With a handle as input, the py_function would run on the table's device, and a GPU has no texts.
+    So two operations that do nothing run on that device, before and after it.
     """
     if not handles or not tf.inside_function():
         return call()
@@ -192,17 +176,17 @@ def at_place(handles: Sequence[tf.Tensor], call: Callable[[], Any]) -> Any:
     return result
 
 
-# An attribute of graphs: what the last call gave, where nothing else has them in order.
+# Attribute of graphs: the output of the last call, where nothing else orders calls.
 _LAST = "_sok_lite_last_call"
 _PARTS_OF_A_FUNCTION = {name for _, name in BRANCHES_AND_LOOPS}
 _turn_variable: tf.Variable | None = None
 
 
 def make_turn() -> None:
-    """Makes the variable that host calls are ordered by, unless a TF1 graph is outside.
+    """Creates the variable that orders host calls, unless the outermost graph is of TF1.
 
-    Called where a table is made: a variable that is made while a tf.function is traced has it
-    traced twice, and what goes once only, such as a gradient of a tape, is None the second time.
+    Called when a table is created: a variable created during tracing makes TensorFlow trace the
+    function twice, and what works only once, such as a gradient of a tape, is None the second time.
     """
     global _turn_variable
     with tf.init_scope():
@@ -212,33 +196,30 @@ def make_turn() -> None:
 
 
 def has_turn() -> bool:
-    """Whether the graph is a function's whose calls a variable has in order.
-
-    There TensorFlow has what acts on one handle in order too; in a TF1 graph it does not.
-    """
+    """Whether a variable orders host calls here, and TensorFlow the operations on one handle."""
     return bool(tf.inside_function()) and _turn() is not None
 
 
 def _turn() -> tf.Tensor | None:
-    """Returns the variable that host calls are ordered by; None where a TF1 graph is outside."""
+    """Returns the variable that orders host calls; None if the outermost graph is of TF1."""
     with tf.init_scope():
         if not tf.executing_eagerly():
             return None
-    make_turn()  # of a table that was made in a TF1 graph
+    make_turn()  # for a table that was created in a TF1 graph
     assert _turn_variable is not None
     return from_function(lambda: graph_of_function().capture(_turn_variable.handle))
 
 
 def graph_of_function() -> Any:
-    """Returns the default graph or, within branches and loops, that of the function around them."""
+    """Returns the default graph or, in a branch or loop, the graph of the function around it."""
     return _up_to_function()[-1]
 
 
 def from_function(make: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Returns what makes a tensor in the graph of the function, for use in the default graph.
+    """Makes a tensor in the function's graph and captures it into the default graph.
 
-    The gradient of a branch can take a tensor from the graph around it only, which may be a branch
-    or a loop too: so all graphs on the way there take it.
+    The gradient of a branch can use tensors only from the graph right around it, which may be a
+    branch or a loop itself: so all graphs in between capture the tensor.
     """
     *parts, function = _up_to_function()
     with function.as_default():
@@ -249,7 +230,7 @@ def from_function(make: Callable[[], tf.Tensor]) -> tf.Tensor:
 
 
 def _up_to_function() -> list[Any]:
-    """Returns the default graph and, of a branch or a loop, those around it up to the function."""
+    """Returns the default graph and the graphs around it, up to that of the function."""
     graphs: list[Any] = [tf.compat.v1.get_default_graph()]
     while any(base.__name__ in _PARTS_OF_A_FUNCTION for base in type(graphs[-1]).__mro__):
         graphs.append(graphs[-1].outer_graph)

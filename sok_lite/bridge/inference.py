@@ -1,4 +1,4 @@
-"""`inference_mode`: while it is open, lookups change no table."""
+"""`inference_mode`: lookups change no table while it is open."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,19 +13,19 @@ from sok_lite.bridge.tf_private import graphs_around
 from sok_lite.native.plans import Policy, set_mode
 
 _MISSING = ("initial", "zeros")
-# As native code has them.
+# Codes of native code.
 _NUMBERS = {None: -1, "initial": 0, "zeros": 1}
 _PIPELINES = ("Dataset_map_", "Dataset_flat_map_", "Dataset_interleave_", "Dataset_filter_")
 
 
 class MissingKeyPolicy(NamedTuple):
-    """The policy of a lookup for keys without a row: the arguments of the call.
+    """What a lookup does for keys without a row: the arguments of the call.
 
     Attributes:
-      training: whether keys are inserted; None: they are unless `inference_mode` is open.
-      missing: what a key without a row gives, "initial" or "zeros"; None: what the mode says.
-      has_filter: whether new keys are drawn.
-      reading_only: what such a key gives where nothing is inserted; None: what it gives otherwise.
+      training: whether to insert keys; None: yes unless `inference_mode` is open.
+      missing: what a key without a row returns, "initial" or "zeros"; None: the mode decides.
+      has_filter: whether the low-frequency filter admits new keys by chance.
+      reading_only: what such a key returns if nothing is inserted; None: as otherwise.
     """
 
     training: bool | None = None
@@ -34,15 +34,11 @@ class MissingKeyPolicy(NamedTuple):
     reading_only: str | None = None
 
     def now(self, tables: Sequence[Any] = (), pipeline: str | None = None) -> tuple[bool, str]:
-        """Returns what holds now, in the host call of a lookup.
-
-        Args:
-          tables: those of the lookup, by whose `name` errors name them.
-          pipeline: what `pipeline_of_trace` gave when the lookup was built.
+        """Resolves the policy when the lookup runs, for `pipeline_of_trace` when it was built.
 
         Returns:
-          (whether keys without a row get one: if not, nothing changes at all; what a key gives that
-          has none afterwards, "initial" or "zeros").
+          (whether keys without a row get one, if not nothing changes; what a key still without a
+          row returns, "initial" or "zeros").
 
         Raises:
           RuntimeError: a function of tf.data would insert keys.
@@ -58,22 +54,18 @@ class MissingKeyPolicy(NamedTuple):
         return insert, missing or ("zeros" if self.has_filter else "initial")
 
     def planned(self, pipeline: str | None) -> Policy:
-        """Returns the same as native code has it, for kernels/ops/lookup.cpp.
-
-        Args:
-          pipeline: as of `now`.
-        """
+        """Returns the policy as native code reads it (kernels/ops/lookup.cpp)."""
         training = -1 if self.training is None else int(self.training)
         of_missing = [_NUMBERS[each] for each in (self.missing, self.reading_only)]
         missing, reading_only = of_missing
         return Policy(training, missing, int(self.has_filter), reading_only, int(bool(pipeline)))
 
 
-# Keys are inserted, unless `inference_mode` is open.
+# Inserts keys unless `inference_mode` is open.
 AS_USUAL = MissingKeyPolicy()
 
-# What the blocks that are open say, the latest last. TensorFlow runs host calls on threads of its
-# own, so this cannot belong to a thread. It is replaced as a whole: who reads it needs no lock.
+# Open blocks, the latest last. TensorFlow runs host calls on its own threads, so this is not
+# thread-local. It is replaced as a whole: readers need no lock.
 _open: tuple[tuple[object, str | None], ...] = ()
 _changing = threading.Lock()
 
@@ -82,21 +74,19 @@ _changing = threading.Lock()
 def inference_mode(missing: str | None = None) -> Iterator[None]:
     """A `with` block in which lookups insert nothing, evict nothing and refresh no score.
 
-    It holds for all tables and all threads of the process, and for functions that were traced
-    before: what counts is that it is open when a lookup runs, so open it around the call of a
-    tf.function or around session.run. Of several open blocks the one opened last says what a
-    missing key gives. A lookup with `training=True` inserts all the same. In a job of several ranks
-    the mode of the rank that owns a key counts, so open it on every rank; ranks that differ do not
-    wait for each other.
+    It applies to all tables and threads of the process, and to functions traced before: it has to
+    be open when a lookup runs, so open it around the call of a tf.function or around session.run.
+    With several open blocks, the one opened last decides what a missing key returns. A lookup with
+    `training=True` still inserts. With several ranks the mode of a key's owner rank applies, so
+    open it on every rank; ranks that differ do not wait for each other.
 
     Args:
-      missing: what a key without a row gives: "initial", the value it would start with, or "zeros";
-        None: what the lookup gives it in training, which is "zeros" with the low-frequency filter
-        and "initial" without.
+      missing: what a key without a row returns: "initial", its initial value, or "zeros"; None: as
+        in training, which is "zeros" with the low-frequency filter and "initial" without.
 
     Raises:
       ValueError: another `missing`.
-      RuntimeError: it is opened within a tf.function, where only the tracing would be inside.
+      RuntimeError: it is opened within a tf.function, where it would cover only the tracing.
 
     Examples:
       >>> items = sok_lite.DynamicVariable(2, name="item")
@@ -123,7 +113,7 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
 
 
 def _set_open(entries: tuple[tuple[object, str | None], ...]) -> None:
-    """Says which blocks are open, to Python and to native code."""
+    """Sets the open blocks for Python and native code at once, uninterrupted."""
     global _open
     mode = 2 + _NUMBERS[entries[-1][1]] if entries else 0
     with uninterrupted():
@@ -132,13 +122,13 @@ def _set_open(entries: tuple[tuple[object, str | None], ...]) -> None:
 
 
 def pipeline_of_trace() -> str | None:
-    """Returns the function of tf.data that is being traced, such as "Dataset_map_parse"; else None.
+    """Returns the name of the tf.data function being traced, such as "Dataset_map_parse".
 
-    Not the body of a loop over a dataset in a tf.function, where programs train.
+    None elsewhere, also in a loop over a dataset in a tf.function, where programs train.
     """
     if not tf.inside_function():
         return None
-    # As TensorFlow names the graphs of functions that it gives to a dataset.
+    # TensorFlow's names for the graphs of dataset functions.
     names = (getattr(graph, "name", "") for graph in graphs_around())
     return next((name for name in names if name.startswith(_PIPELINES)), None)
 

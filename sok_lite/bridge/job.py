@@ -1,4 +1,4 @@
-"""Which processes make up the job: one communicator for all tables of this process."""
+"""The job: one communicator for all tables of this process."""
 
 from sok_lite.backend import get_backend
 from sok_lite.bridge import horovod_transport
@@ -15,31 +15,31 @@ from sok_lite.comm.launch import is_alone, launched_ranks
 
 
 class NotJoinedError(RuntimeError):
-    """The ranks have not been connected yet."""
+    """The ranks are not connected yet."""
 
 
 class JoinedBeforeError(RuntimeError):
-    """The ranks have been connected by another tool."""
+    """Another tool has connected the ranks."""
 
 
 _alone = SingleCommunicator()
 _communicator: Communicator | None = None
 _tool: str | None = None
-_wanted = "auto"  # the transport of arrays of GPUs that was asked for
-_transport = ""  # what carries them, for people
+_wanted = "auto"  # the GPU transport that was requested
+_transport = ""  # the transport in use, for people
 
 
 def join(comm_tool: str, gpu_transport: str | None = None) -> None:
-    """Makes the communicator, once. Every rank must call it.
+    """Connects the ranks, once. Every rank must call it.
 
     Args:
       comm_tool: "horovod", "mpi" or "single".
-      gpu_transport: how arrays travel between GPUs: "horovod", "host" or "auto"; None: as
-        SOK_LITE_GPU_TRANSPORT says. One process has no use for it.
+      gpu_transport: transport of GPU arrays: "horovod", "host" or "auto"; None:
+        SOK_LITE_GPU_TRANSPORT decides. Not used with one process.
 
     Raises:
       ValueError: unknown tool or transport.
-      JoinedBeforeError: it was called before with another tool.
+      JoinedBeforeError: another tool has connected the ranks.
       RuntimeError: several ranks were launched and the tool cannot connect them, or the transport
         is not possible.
     """
@@ -61,7 +61,7 @@ def _choose_transport(comm: Communicator, wanted: str) -> None:
     global _transport
     comm.gpu_transport, _transport = None, ""
     if comm.size > 1:
-        of_horovod = TransportKind(horovod_transport.horovod_unable, horovod_transport.connected)
+        of_horovod = TransportKind(horovod_transport.horovod_unable, horovod_transport.connect)
         kinds = {"horovod": of_horovod}
         backend = get_backend()
         said = choose_transport(comm, backend, wanted, kinds)
@@ -69,15 +69,14 @@ def _choose_transport(comm: Communicator, wanted: str) -> None:
 
 
 def transport() -> str:
-    """Returns by which way arrays travel between GPUs, for people; "" without several GPUs."""
+    """Returns the transport between GPUs, for people; "" without several GPUs."""
     return _transport
 
 
 def communicator() -> Communicator:
-    """Returns the communicator that `join` made, or before that the one of a process by itself.
+    """Returns the communicator of `join`; before `join`, that of a single process.
 
-    Raises:
-      NotJoinedError: a launcher started several ranks, and `join` was not called.
+    Raises NotJoinedError if a launcher started several ranks, and `join` was not called.
     """
     if _communicator is not None:
         return _communicator
@@ -90,7 +89,7 @@ def communicator() -> Communicator:
 
 
 def other_ranks() -> Communicator | None:
-    """Returns the communicator if there are other ranks, or may come; None also before `join`."""
+    """Returns the communicator if other ranks exist or may join; None also before `join`."""
     return None if _communicator is None or _communicator.is_alone else _communicator
 
 
@@ -100,18 +99,16 @@ def num_ranks() -> int:
 
 
 def disconnect() -> None:
-    """Lets ranks of an elastic job fail that wait for this one, which is to be connected anew."""
+    """Fails calls of other ranks that wait for this one, before an elastic job reconnects."""
     comm = communicator()
     if isinstance(comm, ElasticCommunicator):
         comm.disconnect()
 
 
 def reconnect() -> None:
-    """Connects the ranks of an elastic job that there are now. Every rank must call it.
+    """Connects the current ranks of an elastic job. Every rank must call it.
 
-    Raises:
-      CommunicatorError: a rank has died meanwhile, or arrays of GPUs cannot travel between the
-        ranks by the way that `join` was asked for.
+    Raises CommunicatorError if a rank has died, or the requested GPU transport is not possible.
     """
     comm = communicator()
     if isinstance(comm, ElasticCommunicator):

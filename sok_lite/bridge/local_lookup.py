@@ -1,4 +1,4 @@
-"""Rows of this rank's table, with gradient: the end of `tf.nn.embedding_lookup` and the like."""
+"""Lookups of rows in this rank's table, with gradients: `tf.nn.embedding_lookup` and similar."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from sok_lite.bridge.inference import (
 )
 from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.bridge.operation import EagerOperation, Facts, Outputs, Run, operation
-from sok_lite.bridge.serving.mode import is_exporting, looked_up
+from sok_lite.bridge.serving.mode import dispatch_lookup, is_exporting
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.counters import Count
@@ -35,17 +35,15 @@ def local_lookup(
     """Returns the rows of keys in this rank's table. No communication.
 
     Args:
-      variable: the table.
       keys: integers of any shape.
-      policy: for keys without a row; it has no filter.
-      counts: int64 of the keys' shape, how often each key counts as seen; None: once.
+      counts: int64 of the keys' shape, occurrences of each key; None: 1.
 
     Returns:
-      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of these keys,
-      flat, with float32 rows.
+      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of the flat
+      keys, with float32 rows.
 
     Raises:
-      TypeError: keys are no integers.
+      TypeError: keys are not integers.
       ValueError: a key does not fit the key type, or the variable is one of a list.
     """
     refuse_partitions(variable)
@@ -58,7 +56,7 @@ def local_lookup(
         )
         return run(accessed([variable]), [keys])[0]
     others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
-    look_up, plan = _planned(variable, policy, has_counts=counts is not None)
+    look_up, plan = _build_lookup(variable, policy, has_counts=counts is not None)
 
     def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
         return _operation(variable, look_up, [keys, *others], [variable.dtype], [], plan)
@@ -69,7 +67,7 @@ def local_lookup(
         return tables.read(alive(reference), keys, policy)[:1]
 
     keys = checked_keys(variable, keys)
-    (rows,) = looked_up(_name_of(variable), live, plain, [keys])
+    (rows,) = dispatch_lookup(_name_of(variable), live, plain, [keys])
     return rows
 
 
@@ -77,10 +75,10 @@ def _name_of(variable: Any) -> str:
     return f"A lookup in {variable.name!r}"
 
 
-def _planned(
+def _build_lookup(
     variable: Any, policy: MissingKeyPolicy, has_counts: bool
 ) -> tuple[Callable[..., None], LookupPlan | None]:
-    """Returns what `_operation` takes of a lookup of rows. It keeps no table."""
+    """Returns a lookup in Python and its native plan, for `_operation`. Neither holds a table."""
     dim, pipeline = variable.dimension, pipeline_of_trace()
 
     def look_up(table: EmbeddingTable, outputs: Outputs, keys: Array, *counts: Array) -> None:
@@ -102,19 +100,15 @@ def _planned(
 
 
 def _eager_lookup(variable: Any, policy: MissingKeyPolicy) -> EagerOperation:
-    """Returns a lookup of rows in eager mode, as it is kept for the next one."""
-    look_up, plan = _planned(variable, policy, has_counts=False)
+    """Returns a lookup of rows in eager mode, for reuse."""
+    look_up, plan = _build_lookup(variable, policy, has_counts=False)
     run, facts = _run(variable, look_up, 1), Facts.of_variables([variable])
     of_run = (run, [variable.dtype], variable.table.backend, _name_of(variable), facts, LOOKUPS)
     return EagerOperation("sok_lookup", *of_run, plan=plan)
 
 
 def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Does what `local_lookup` does and returns also what lost its place for it.
-
-    Returns:
-      (keys.shape + [dimension] rows, (m,) evicted keys, (m, dimension) their last rows).
-    """
+    """Looks up like `local_lookup`; also returns (m,) evicted keys and (m, dimension) rows."""
     dim, dtype, key_type = variable.dimension, variable.dtype, variable.key_type
     pipeline = pipeline_of_trace()
 
@@ -144,15 +138,10 @@ def _operation(
     other_shapes: list[list[int | None]],
     plan: LookupPlan | None = None,
 ) -> list[tf.Tensor]:
-    """Returns what a lookup gives: keys.shape + [dimension] rows, which have a gradient, and more.
+    """Adds a lookup: keys.shape + [dimension] rows, which have a gradient, and more outputs.
 
-    Args:
-      variable: the table.
-      look_up: takes the engine's table, the outputs, and the inputs as arrays.
-      inputs: the keys, a tensor of integers of any shape, and what else it is told.
-      dtypes: of all that it gives.
-      other_shapes: of what it gives beside the rows.
-      plan: by which native code may do it.
+    `look_up` takes the engine's table, the outputs, and the inputs as arrays; keys come first.
+    `dtypes` are of all outputs, `other_shapes` of those after the rows.
     """
     outputs: list[tf.Tensor] = operation(
         "sok_lookup",
@@ -174,7 +163,7 @@ def _operation(
 
 
 def _run(variable: Any, look_up: Callable[..., None], num_inputs: int) -> Run:
-    """Returns what an operation runs whose first inputs `look_up` takes."""
+    """Returns the callback of an operation, which passes its first inputs to `look_up`."""
     reference = weakref.ref(variable)
 
     def run(outputs: Outputs, arrays: list[Array]) -> None:

@@ -1,4 +1,4 @@
-"""A lookup in the tables of all ranks, and its gradient, as TensorFlow sees them."""
+"""Lookups in the tables of all ranks, and their gradients, for TensorFlow."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,9 +15,9 @@ from sok_lite.bridge.lookup_arguments import Argument, TableSpec, checked_argume
 from sok_lite.bridge.lookup_inputs import inputs_of
 from sok_lite.bridge.operation import EagerOperation, Facts, operation
 from sok_lite.bridge.pooled_lookup import PooledLookup
-from sok_lite.bridge.serving.mode import is_exporting, looked_up
-from sok_lite.bridge.serving.pooled import combined, tensors_of
-from sok_lite.bridge.sparse_matrix import clipped, combined_rows, values_of
+from sok_lite.bridge.serving.mode import dispatch_lookup, is_exporting
+from sok_lite.bridge.serving.pooled import look_up_served, tensors_of
+from sok_lite.bridge.sparse_matrix import clipped, combine_rows, values_of
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 from sok_lite.engine.work_done import LOOKUPS
@@ -26,49 +26,49 @@ from sok_lite.engine.work_done import LOOKUPS
 def look_up(
     comm: Communicator, arguments: list[Argument], policy: MissingKeyPolicy
 ) -> list[tf.Tensor]:
-    """Looks keys up in the tables of all ranks, and combines them row by row.
+    """Looks up and combines rows of the tables of all ranks. Every rank must call it.
 
-    Every rank must call it. It is one operation forward and one backward. Static tables come first,
-    by TensorFlow's own operations; on several ranks they have two and one of ours.
+    One operation forward and one backward. Static tables come first, by TensorFlow's own
+    operations; on several ranks they have two and one of ours.
 
     Args:
-      arguments: of each table, at least one.
+      arguments: one per table, at least one.
 
     Returns:
-      For each table (batch, dimension) of its rows' dtype, with gradients of the tables and of the
+      One (batch, dimension) tensor per table, of its rows' dtype, with gradients of tables and
       weights.
     """
     tables = tuple([argument.spec for argument in arguments])
     are_static = [table.is_static for table in tables]
     if tf.executing_eagerly() and not is_exporting() and True not in are_static:
-        return _looked_up_now(comm, arguments, tables, policy)
+        return _run_lookup(comm, arguments, tables, policy)
     what, batches = _name_of(tables), [argument.batch for argument in arguments]
 
     def live(*_: tf.Tensor) -> list[tf.Tensor]:
         if True not in are_static:
-            return _looked_up(comm, arguments, policy, what)
-        # Before any table changes: they raise where there is no such row.
+            return _add_lookup(comm, arguments, policy, what)
+        # Before any table changes: a static lookup raises for a missing row.
         static = static_lookup.look_up(comm, arguments, what)
         growing = [argument for argument in arguments if not argument.spec.is_static]
         with tf.control_dependencies([] if tf.executing_eagerly() else static):
-            others = _looked_up(comm, growing, policy, what) if growing else []
+            others = _add_lookup(comm, growing, policy, what) if growing else []
         of_static, of_growing = iter(static), iter(others)
         return [next(of_static if is_static else of_growing) for is_static in are_static]
 
     def plain(served: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        return combined(served, tables, batches, policy, comm.size > 1, *tensors)
+        return look_up_served(served, tables, batches, policy, comm.size > 1, *tensors)
 
-    return list(looked_up(what, live, plain, tensors_of(arguments)))
+    return list(dispatch_lookup(what, live, plain, tensors_of(arguments)))
 
 
 def _name_of(tables: Sequence[TableSpec]) -> str:
     return f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
 
 
-def _looked_up(
+def _add_lookup(
     comm: Communicator, arguments: list[Argument], policy: MissingKeyPolicy, what: str
 ) -> list[tf.Tensor]:
-    """Does what `look_up` does, by an operation, for tables that grow."""
+    """Adds the operation of `look_up` for dynamic tables."""
     tables = [argument.spec for argument in arguments]
     variables = [alive(table.variable) for table in tables]
     inputs, numbers = inputs_of(arguments)
@@ -93,10 +93,7 @@ def _looked_up(
 
 
 class _EagerLookup(NamedTuple):
-    """A lookup of eager mode, as it is kept for the next one of the same tables and kinds of ids.
-
-    The operation has calls of Python, which have the lookup: it must not have the operation.
-    """
+    """A lookup in eager mode, reused. The operation holds the lookup, never the reverse."""
 
     lookup: PooledLookup
     run: EagerOperation
@@ -112,13 +109,13 @@ class _EagerLookup(NamedTuple):
         return cls(lookup, EagerOperation("sok_lookup", *of_run, plan=lookup.plan))
 
 
-def _looked_up_now(
+def _run_lookup(
     comm: Communicator,
     arguments: list[Argument],
     tables: tuple[TableSpec, ...],
     policy: MissingKeyPolicy,
 ) -> list[tf.Tensor]:
-    """Does what `look_up` does in eager mode, for tables that grow."""
+    """Runs `look_up` in eager mode, for dynamic tables."""
     variables = [alive(table.variable) for table in tables]
     lookup, run = variables[0].kept.get_or_make(
         (comm, tables, policy), partial(_EagerLookup.of, comm, tables, policy)
@@ -133,11 +130,9 @@ def look_up_each(
     """Returns the rows of keys in the tables of all ranks. Every rank must call it.
 
     Args:
-      comm: the ranks; None: the keys are looked up in this rank's table.
-      variable: of a table.
+      comm: the ranks; None: look up in this rank's table only.
       ids: integers of any shape.
-      counts: without a communicator, int64 of the ids' shape, how often each counts as seen; None:
-        once.
+      counts: only without `comm`, int64 of the ids' shape, occurrences of each id; None: 1.
 
     Returns:
       ids.shape + [dimension] of the rows' dtype, with a gradient of the variable.
@@ -161,22 +156,22 @@ def look_up_combined(
     max_norm: float | None,
     read: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """Returns the rows of keys, combined row by row of a sparse matrix.
+    """Looks up the keys of a sparse matrix and combines the rows of each matrix row.
 
     Args:
-      variable: of a table, which combines the rows itself if it can; None: it cannot.
+      variable: a table, which combines the rows itself if it can; None: it cannot.
       matrix: keys (batch, None), ragged or sparse.
       weights: a matrix with rows of the same lengths; None: all are 1.
       combiner: "mean", "sqrtn" or "sum".
-      max_norm: rows are clipped to this norm before they are combined; None: they are not.
-      read: takes keys (n,), gives their rows, where the table does not combine them.
+      max_norm: norm to which rows are clipped before they are combined; None: no clipping.
+      read: maps keys (n,) to rows; used where the table does not combine them.
 
     Returns:
-      (batch, dimension), of float16 and bfloat16 rows float32; zeros for a row without keys.
+      (batch, dimension), float32 for rows of float16 and bfloat16; zeros for a row without keys.
     """
-    # Halves stay float32 when they are combined: a table would round them.
+    # 16-bit rows are combined in float32; a table would round the result.
     if variable is None or max_norm is not None or variable.dtype != tf.float32:
         rows = clipped(read(values_of(matrix)), max_norm)
-        return combined_rows(rows, matrix, weights, combiner)
+        return combine_rows(rows, matrix, weights, combiner)
     arguments = checked_arguments([variable], [matrix], weights, combiner, comm.size)
     return look_up(comm, arguments, policy)[0]

@@ -1,4 +1,4 @@
-"""The arguments of `lookup_sparse`, checked: tensors, and plain facts."""
+"""Checks the arguments of `lookup_sparse` and converts them to tensors and plain values."""
 
 import functools
 import weakref
@@ -22,13 +22,13 @@ _MATRICES = (tf.RaggedTensor, tf.SparseTensor)
 
 
 class RowBounds(NamedTuple):
-    """Where the rows of a batch begin and end, as tensors.
+    """The rows of a batch, as tensors.
 
     Attributes:
-      places: (batch + 1,) row splits, or (n, 2) indices of a sparse matrix; None where all rows are
-        of one known length: a graph would make splits in each of its runs.
-      batch: (1,) int64, rows of a sparse matrix; None where splits tell.
-      width: that length; None of ragged and sparse ones.
+      places: (batch + 1,) row splits, or (n, 2) indices of a sparse matrix; None if all rows have
+        one known length: a graph would recompute the splits in every run.
+      batch: (1,) int64, rows of a sparse matrix; None with splits.
+      width: that length; None for ragged and sparse ones.
     """
 
     places: tf.Tensor | None
@@ -42,23 +42,20 @@ class RowBounds(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TableSpec:
-    """The facts about a table that the call of an operation needs.
+    """Facts about a table that the call of an operation needs.
 
-    Holds no tensor and no variable: a graph keeps the calls of its operations, and must keep no
-    table alive. Calls that are alike have the same ones: they are equal where they are one object.
+    Holds no tensor and no variable: a graph keeps the calls of its operations and must not keep
+    tables alive. Equal by identity: similar calls share one object.
 
     Attributes:
-      number: of the table among those of the call.
-      variable: a weak reference to it, which `type_spec.alive` follows.
-      name, dim, key_type, dtype: of the variable.
-      owner: name of its rule which rank owns a key.
-      num_rows: of a static table, the rows of all ranks, which TensorFlow keeps; else None.
-      combiner: "sum", "mean" or "sqrtn".
-      has_weights: whether keys have weights.
-      is_ragged: whether the keys' rows are given by splits.
-      width: keys of each row, where it is that which is given; else None.
-      weights_are_ragged: the same for the weights; None: their rows are the keys'.
-      ids_fit: whether every id of their dtype is a key of the table's type.
+      number: position of the table in the call.
+      variable: weak reference, see `type_spec.alive`.
+      owner: name of the rule that maps keys to owner ranks.
+      num_rows: rows of a static table on all ranks, which TensorFlow keeps; else None.
+      is_ragged: whether row splits delimit the rows of keys.
+      width: keys per row, if fixed; else None.
+      weights_are_ragged: `is_ragged` of the weights; None: their rows are those of the keys.
+      ids_fit: whether the key type holds every id of the ids' dtype.
     """
 
     number: int
@@ -93,12 +90,10 @@ class Argument(NamedTuple):
     """One table's arguments.
 
     Attributes:
-      spec: what is known of the table and its ids without the batch.
-      keys: (n,) integers; dense ids in their own shape: to flatten them takes longer, eagerly, than
-        to look them up.
-      rows: of the keys.
+      keys: (n,) integers; dense ids keep their shape: flattening takes longer in eager mode than
+        the lookup.
       weights: (n,) float32, or None.
-      weight_rows: rows of the weights where these are others than the keys'; else None.
+      weight_rows: rows of the weights if they differ from the keys'; else None.
       batch: static number of rows, or None.
     """
 
@@ -113,7 +108,7 @@ class Argument(NamedTuple):
 def checked_arguments(
     params: Any, sp_ids: Any, sp_weights: Any, combiners: Any, num_ranks: int
 ) -> list[Argument]:
-    """Returns the arguments table by table, or raises before anything has happened."""
+    """Returns the arguments of each table, or raises before anything changes."""
     params, ids = _as_list(params), _as_list(sp_ids)
     weights = [None] * len(params) if sp_weights is None else _as_list(sp_weights)
     if combiners is None:
@@ -148,10 +143,7 @@ def checked_arguments(
 def _known_arguments(
     params: list[Any], ids: list[Any], combiners: list[Any], num_ranks: int
 ) -> list[Argument] | None:
-    """Returns the arguments if all are eager tensors and have passed such checks before; else None.
-
-    The checks take ten times as long.
-    """
+    """Returns arguments that are eager tensors like ones checked before, in a tenth of the time."""
     arguments = []
     for i, (variable, its, combiner) in enumerate(zip(params, ids, combiners, strict=True)):
         are_plain = type(its) is EagerTensor and type(combiner) is str
@@ -172,12 +164,9 @@ _shape_of, _dtype_of = (getattr(EagerTensor, name) for name in (SHAPE_OF_EAGER, 
 def _known_by(
     number: int, variable: Any, ids: tf.Tensor, combiner: str, num_ranks: int
 ) -> tuple[tuple[int, ...], Any]:
-    """Returns the shape of dense ids, and what a check may ask of them beside the number of rows.
-
-    What is kept of a lookup has `trainable` as well.
-    """
+    """Returns the shape of dense ids, and the key of their check: all but the number of rows."""
     shape = _shape_of(ids)
-    of_row = shape[1:] if shape else None  # a scalar has none, and a vector has ()
+    of_row = shape[1:] if shape else None  # None for a scalar, () for a vector
     return shape, (number, combiner, num_ranks, variable.trainable, _dtype_of(ids), of_row)
 
 
@@ -213,7 +202,7 @@ def _argument(
     if not isinstance(ids, _MATRICES):
         expected = "ragged, sparse or dense: int64 or int32"
         ids = integer_keys(ids, f"sp_ids[{number}]", expected, variable.key_type)
-    values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
+    values, rows, batch = _split_matrix(f"sp_ids[{number}]", ids)
     keys = checked_keys(variable, values)
     check_pooled(variable.table)
     weight_values, weight_rows = None, None
@@ -233,7 +222,7 @@ def _argument(
         None if weight_rows is None else weight_rows.is_ragged,
         _holds_all(variable.key_type, keys.dtype),
     )
-    # What is kept of a lookup has `trainable` too.
+    # As in `_known_by`, the key has `trainable` too.
     known_by = (number, variable.trainable, *how)
     spec = variable.kept.get_or_make(known_by, lambda: _spec(number, variable, *how))
     return Argument(spec, keys, rows, weight_values, weight_rows, batch)
@@ -255,12 +244,12 @@ def _spec(number: int, variable: TableVariable | StaticVariable, *how: Any) -> T
 
 @functools.cache
 def _holds_all(key_type: tf.DType, dtype: tf.DType) -> bool:
-    """Whether every id of a dtype is a key: TensorFlow takes 20 microseconds to tell their ends."""
+    """Whether a key type holds every id of a dtype. TensorFlow needs 20 microseconds for limits."""
     return bool(key_type.min <= dtype.min and dtype.max <= key_type.max)
 
 
 def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Tensor, RowBounds]:
-    values, rows, _ = _taken_apart(f"sp_weights[{number}]", weights)
+    values, rows, _ = _split_matrix(f"sp_weights[{number}]", weights)
     if not (values.dtype.is_floating or values.dtype.is_integer):
         raise TypeError(
             f"sp_weights[{number}] must be float32, or cast to it. Received: {values.dtype.name}."
@@ -275,15 +264,15 @@ def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Ten
 
 
 def _are_alike(ids: Any, weights: Any, rows: RowBounds, weight_rows: RowBounds) -> bool:
-    """Whether the rows of weights are known to be those of the ids, so that they need no look."""
-    if rows.width is not None:  # of as many weights as ids, there are as many rows
+    """Whether rows of weights are known to equal those of ids, without a check at run time."""
+    if rows.width is not None:  # as many weights as ids: as many rows
         return rows.width == weight_rows.width
     if isinstance(ids, _MATRICES) or isinstance(weights, _MATRICES):
         return rows.places is weight_rows.places
     return ids.shape.is_fully_defined() and ids.shape == weights.shape
 
 
-def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | None]:
+def _split_matrix(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | None]:
     """Returns the values, the rows and the static batch size of a matrix of any kind."""
     if isinstance(argument, tf.RaggedTensor):
         values, splits = argument.values, argument.row_splits
@@ -302,7 +291,7 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | 
                 "tf.sparse.reshape."
             )
         batch, _ = argument.shape.with_rank(2).as_list()
-        with tf.device("CPU:0"):  # where an operation reads it
+        with tf.device("CPU:0"):  # where operations read it
             num_rows = argument.dense_shape[:1]
         return argument.values, RowBounds(argument.indices, num_rows), batch
     if argument.shape.rank not in (1, 2):
@@ -313,7 +302,7 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | 
             "the ids of a single table as an array."
         )
     batch, width = (argument.shape.as_list() + [1])[:2]
-    # Of no ids at all, nobody could tell how many rows they have.
+    # Without any ids, the number of rows would be unknown.
     rows = RowBounds(None, width=width) if width else RowBounds(_splits_of_dense(argument))
     return argument, rows, batch
 

@@ -1,7 +1,7 @@
-"""The gradients of lookups, as TensorFlow asks for them by the name of the operation.
+"""Gradients of lookups, registered by operation type.
 
-What they need is in the operation: its inputs, its outputs, and facts of the tables. So they are
-right in whatever TensorFlow makes of it: branches, loops, functions, tapes around these.
+They use only the operation's inputs, outputs and attributes, so they work in branches, loops,
+functions, and tapes around them.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ from sok_lite.bridge.row_gradient import (
 from sok_lite.bridge.tf_private import FORWARDPROP, could_possibly_record
 from sok_lite.native.callbacks import source_of
 
-# What a pooled lookup leaves for its gradient, before the rows of weighted items: row numbers, keys
-# that were received, and the `inverse` and the `order` of several ranks. Numbers of 32 bits are
-# carried as the words of int64: of no other integers has a GPU all that loops and branches need.
+# The outputs of a pooled lookup for its gradient, before the rows of weighted items: row numbers,
+# received keys, and the `inverse` and `order` of several ranks. Numbers of 32 bits are stored as
+# words of int64: only for int64 has a GPU all that loops and branches need.
 OF_CONTEXT = (tf.int64,) * 4
 
-# An attribute of an eager tensor, the last output of a pooled lookup or of its gradient.
+# Attribute of the last output, an eager tensor, of a pooled lookup or of its gradient.
 _GRADIENT = "_sok_lite_gradient"
 
 
 def note_gradient(outputs: list[tf.Tensor], gradient: OfGradient) -> None:
-    """Notes what the gradient of an eager operation asks Python for, for a tape."""
+    """Stores the callback of an eager operation's gradient, for a tape."""
     setattr(outputs[-1], _GRADIENT, gradient)
 
 
-def _noted(op: Any) -> OfGradient | None:
-    """Returns what `note_gradient` noted of an eager lookup, also where a graph asks; else None."""
+def _gradient_of_call(op: Any) -> OfGradient | None:
+    """Returns the callback noted for an eager lookup, also inside a graph; else None."""
     gradient: OfGradient | None = getattr(op.outputs[-1], _GRADIENT, None)
     return gradient
 
@@ -50,19 +50,20 @@ def _gradient(op: Any, *gradients: Any) -> list[Any]:
     what = _what(op, facts) if is_pooled else f"a lookup in {facts.names[0]!r}"
     refuse_replicas(f"The gradient of {what}")
     if not tf.executing_eagerly() and is_called_from(FORWARDPROP):
-        raise NotImplementedError(FORWARD_REFUSAL)  # it derives what this gives, which are keys
+        # It would differentiate the outputs of this gradient, which are keys.
+        raise NotImplementedError(FORWARD_REFUSAL)
     if is_pooled:
         return _of_pooled(op, facts, what, *gradients)
     return _of_rows(op, facts, gradients[0])
 
 
 def _of_rows(op: Any, facts: Facts, gradient: Any) -> list[Any]:
-    """Returns the gradient of one table: the keys as they were given, and the rows' gradients."""
+    """Returns the gradient of one table: its keys as passed, and the gradients of their rows."""
     num_handles = op.get_attr("N")
     rows, keys = op.outputs[0], op.inputs[num_handles + 1]
     flat_grads = tf.cast(tf.reshape(gradient, [-1, facts.dims[0]]), tf.float32)
-    # A session runs only what it needs, and a gradient may need no row: the lookup must run all the
-    # same, or an update would not find the key.
+    # A session may need no row for the gradient. The lookup must run all the same: else an update
+    # would not find the key.
     is_pruned = not tf.executing_eagerly() and not tf.inside_function()
     with tf.control_dependencies([rows] if is_pruned else []):
         flat_keys = tf.cast(tf.reshape(keys, [-1]), facts.key_types[0])
@@ -72,7 +73,7 @@ def _of_rows(op: Any, facts: Facts, gradient: Any) -> list[Any]:
 
 @tf.RegisterGradient("SokValue")
 def _of_all_rows(op: Any, _: Any, gradient: Any) -> list[Any]:
-    """Returns the gradient of one table, of its own keys, for all of its rows."""
+    """Returns the gradient of all rows of a table, for its own keys."""
     facts = Facts.of(op)
     row_grads = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
     slices = _by_handles(facts, 0, op.outputs[0], row_grads, distinct=False)
@@ -125,15 +126,14 @@ def _of_static(op: Any, *gradients: Any) -> list[Any]:
 
 
 def _what(op: Any, facts: Facts) -> str:
-    """Returns the name of a pooled lookup, of which eager operations have no attribute."""
-    gradient = _noted(op)
+    """Returns the name of a pooled lookup, which is not an attribute of eager operations."""
+    gradient = _gradient_of_call(op)
     names = ", ".join(map(repr, facts.names))
     return f"lookup_sparse in {names}" if gradient is None else gradient.what
 
 
 def _weights(op: Any, first: int, count: int) -> list[int]:
-    """Returns the places of the weights among the inputs of a lookup, which begin at `first`: they
-    alone are float32, but for what comes after them all."""
+    """Returns the positions of a lookup's weights: `count` float32 inputs from `first` on."""
     places = range(first, len(op.inputs))
     return [i for i in places if op.inputs[i].dtype == tf.float32][:count]
 
@@ -158,23 +158,21 @@ def _run(
     numbers: list[tf.Tensor],
     types: list[tf.DType],
 ) -> list[tf.Tensor]:
-    """Returns what the operation of a gradient gives.
+    """Adds the operation of a gradient.
 
     Args:
-      op: the lookup.
-      num_handles: of it.
+      op: the lookup, with `num_handles` table resources.
       gradients: of all its outputs, the pooled rows of each table first.
-      carried, numbers: what the gradient takes of the lookup's inputs and outputs.
-      types: of what it gives.
+      carried, numbers: inputs and outputs of the lookup that the gradient uses.
     """
     count, asks = len(facts.dims), f"The gradient of {what}"
     grads = [tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients[:count]]
     several = other_ranks() is not None
     name = "sok_lookup_gradient_of_ranks" if several else "sok_lookup_gradient"
     inputs, call = [*grads, *carried], op.inputs[num_handles]
-    gradient = _noted(op)
+    gradient = _gradient_of_call(op)
     if gradient is None and several and not tf.inside_function():
-        # In a TF1 graph a collective has its place in an order, which is not the lookup's.
+        # In a TF1 graph a collective has its own place in the order of collectives.
         number = tf.get_static_value(call)
         gradient = None if number is None else source_of(int(number))
     with tf.control_dependencies(_refusals(gradients[count:])):
@@ -199,20 +197,13 @@ def _run(
 def _by_handles(
     facts: Facts, number: int, keys: tf.Tensor, row_grads: tf.Tensor, distinct: bool
 ) -> list[Any]:
-    """Returns the gradient of each resource of a table.
-
-    Args:
-      number: of the table.
-      keys: (n,) of the key type.
-      row_grads: (n, dim) float32.
-      distinct: whether no key repeats.
-    """
+    """Returns the gradient of each resource of a table: keys (n,), row_grads (n, dim) float32."""
     count, name, dim = facts.handles_of[number], facts.names[number], facts.dims[number]
     if not facts.trainable[number] and not tf.executing_eagerly() and is_out_of_a_loop():
-        return [None] * count  # it would be refused, and nobody has asked for it
+        return [None] * count  # an update would refuse it, and nobody asked for it
     if count == 1:
         return [row_gradient(name, keys, row_grads, dim, distinct)]
-    # The parts of one table, which TFPlus gives keys by their remainder.
+    # The parts of one table: TFPlus assigns keys to them by remainder.
     owners = tf.cast(tf.math.floormod(keys, count), tf.int32)
     pieces = (tf.dynamic_partition(each, owners, count) for each in (keys, row_grads))
     pairs = zip(*pieces, strict=True)
@@ -226,18 +217,17 @@ def _by_handles(
 @tf.RegisterGradient("SokLookupGradientOfRanks")
 @tf.RegisterGradient("SokLookupGradientOfRanksInOrder")
 def _second(op: Any, *arrived: Any) -> list[Any]:
-    """Refuses the derivative of the gradient of a pooled lookup, which Python has computed.
+    """Rejects the derivative of a pooled lookup's gradient, which Python computes.
 
-    In a graph it raises when it runs, and only where a derivative other than zero is asked for:
-    there TensorFlow derives all outputs of a function, wanted or not, and gives zeros for the
-    others.
+    A graph raises when it runs, and only for a derivative other than zero: in a function TensorFlow
+    differentiates all outputs, needed or not, and passes zeros for the others.
     """
     text = no_second_derivative(_what(op, Facts.of(op)))
     if tf.executing_eagerly():
         raise NotImplementedError(text)
     with tf.control_dependencies([zero_or_refused(text, arrived)]):
-        # By the rows of weighted items, which the lookup gave, it has to come to the lookup's own
-        # gradient: `_refusals`.
+        # The derivative by the rows of weighted items, outputs of the lookup, has to reach the
+        # lookup's own gradient: `_refusals`.
         return [
             tf.identity(tf.zeros_like(each)) if each.dtype.is_floating else None
             for each in op.inputs
@@ -245,10 +235,7 @@ def _second(op: Any, *arrived: Any) -> list[Any]:
 
 
 def _refusals(arrived: Any) -> list[tf.Tensor]:
-    """Returns what may raise of the derivatives by the rows of weighted items, all of them zeros.
-
-    Those that TensorFlow makes where there is none cannot.
-    """
+    """Returns the tensors that may raise among derivatives by rows of weighted items, all zeros."""
     if tf.executing_eagerly():
         return []
     tensors = [each for each in arrived if isinstance(each, tf.Tensor) and hasattr(each, "op")]

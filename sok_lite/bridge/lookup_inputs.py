@@ -1,4 +1,4 @@
-"""The arguments of `lookup_sparse` as inputs of an operation, and as the engine's batch."""
+"""Arguments of `lookup_sparse` as inputs of an operation, and as the engine's batch."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,8 @@ from sok_lite.engine.batch import Batch, Layout, row_splits_of
 def inputs_of(arguments: Sequence[Argument]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Returns the tensors that `BatchOfInputs` takes as arrays.
 
-    Returns:
-      (of each table its keys, what gives their rows, its weights, and what gives those of the
-      weights, as far as there are any; int64 for the host: the rows of each sparse matrix).
+    (keys, places, weights and places of weights of each table, as far as it has them; int64 for the
+    host: the rows of each sparse matrix).
     """
     inputs: list[tf.Tensor] = []
     numbers: list[tf.Tensor] = []
@@ -40,15 +39,13 @@ def _add(rows: RowBounds, inputs: list[tf.Tensor], numbers: list[tf.Tensor]) -> 
 
 
 class Given(NamedTuple):
-    """The arrays of one table; None of what there is not.
+    """The arrays of one table; None for what it does not have.
 
     Attributes:
       keys: (n,) integers.
-      places: of the keys (batch + 1,) row splits or, of a sparse matrix, (n, 2) indices.
-      num_rows: of the batch.
+      places: (batch + 1,) row splits of the keys or, for a sparse matrix, (n, 2) indices.
       weights: (n,) float32.
-      weight_places: as `places`, of the weights.
-      num_weight_rows: of the matrix of the weights, if that is sparse.
+      num_weight_rows: rows of the weights' matrix, if sparse.
     """
 
     keys: Array
@@ -60,15 +57,7 @@ class Given(NamedTuple):
 
 
 class BatchOfInputs:
-    """Makes the engine's batch of the inputs of a lookup, each time that it runs.
-
-    Args:
-      tables: what is known of them.
-      backend: of all of them.
-
-    Attributes:
-      num_numbers: of how many tensors the host has numbers.
-    """
+    """Converts a lookup's inputs, of which `num_numbers` are on the host, to the engine's batch."""
 
     def __init__(self, tables: Sequence[TableSpec], backend: Backend) -> None:
         self._tables, self._backend = tables, backend
@@ -76,16 +65,15 @@ class BatchOfInputs:
         of_rows = [table.is_ragged for table in tables if table.width is None]
         of_weights = [table.weights_are_ragged for table in tables]
         self.num_numbers = [*of_rows, *of_weights].count(False)
-        self._layout: Layout | None = None  # of the last batch: most have the same
+        self._layout: Layout | None = None  # of the last batch: most batches share one
 
     def given(self, arrays: Sequence[Array]) -> list[Given]:
-        """Returns the arrays of each table. It looks at no element on a GPU.
+        """Returns the arrays of each table. Reads no element on a GPU.
 
         Args:
-          arrays: what became of the tensors of `inputs_of`, numbers last; others may be between.
+          arrays: of the tensors of `inputs_of`, numbers last; others may be between.
 
-        Raises:
-          ValueError: row splits of length 0, or a sparse matrix of fewer rows than none.
+        Raises ValueError for row splits of length 0, and for a negative number of rows.
         """
         on_device, on_host = iter(arrays), iter(arrays[len(arrays) - self.num_numbers :])
         result = []
@@ -107,18 +95,13 @@ class BatchOfInputs:
         return result
 
     def make(self, tables: Sequence[Any], given: Sequence[Given]) -> Batch:
-        """Returns a batch, yet without a policy for keys that have no row.
+        """Returns a batch of the engine's tables, without a policy for keys that have no row.
 
-        Args:
-          tables: the engine's.
-          given: of each.
-
-        Raises:
-          ValueError: row numbers of a sparse matrix fall, or leave it; a key does not fit; weights
-            and keys are not equally many, or have other rows.
+        Raises ValueError if row numbers of a sparse matrix decrease or are out of range, a key does
+        not fit, or numbers or rows of weights and keys differ.
         """
         backend = self._backend
-        splits: list[Array | None] = [None] * len(given)  # of dense ids
+        splits: list[Array | None] = [None] * len(given)  # None for dense ids
         for i, (spec, its) in enumerate(zip(self._tables, given, strict=True)):
             if not spec.ids_fit:
                 alive(spec.variable).table.engine_keys(its.keys)
@@ -151,25 +134,25 @@ class BatchOfInputs:
                 _splits_of_dense(backend, (shape,)) if each is None else each
                 for each, shape in zip(splits, shapes, strict=True)
             ]
-            row_splits = _joined(backend, all_splits)
-        keys = _joined(backend, [_as_int64(each.keys) for each in given])
+            row_splits = _concatenate(backend, all_splits)
+        keys = _concatenate(backend, [_as_int64(each.keys) for each in given])
         return Batch(tables, layout, keys, row_splits, [each.weights for each in given])
 
 
-def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:
+def _concatenate(backend: Backend, arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else backend.xp.concatenate(arrays)
 
 
 def _as_int64(keys: Array) -> Array:
-    """Returns keys (n,) as int64; of uint64 the bits."""
+    """Returns keys (n,) as int64, a bit cast for uint64."""
     return keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64, copy=False)
 
 
 def _num_rows(is_ragged: bool, places: Array, numbers: Iterator[np.ndarray]) -> int:
-    """Returns the rows of a ragged or sparse matrix, of which a number may say how many."""
+    """Returns the number of rows of a ragged matrix or, from `numbers`, of a sparse one."""
     if not is_ragged:
         num_rows = int(next(numbers)[0])
-        if num_rows < 0:  # TensorFlow ends the process when it is asked for as many
+        if num_rows < 0:  # TensorFlow aborts the process on a negative size
             raise ValueError(
                 "A SparseTensor must have a dense_shape of 0 or more rows. Received: one of "
                 f"{num_rows} rows."
@@ -184,21 +167,17 @@ def _num_rows(is_ragged: bool, places: Array, numbers: Iterator[np.ndarray]) -> 
 
 
 def _splits_of(backend: Backend, is_ragged: bool, places: Array, num_rows: int) -> Array:
-    """Returns the row splits, (num_rows + 1,) int64, of ids or weights that are not dense."""
+    """Returns the row splits, (num_rows + 1,) int64, of ragged or sparse ids or weights."""
     if is_ragged:
         return places.astype(np.int64, copy=False)
     return row_splits_of(backend, backend.xp.ascontiguousarray(places[:, 0]), num_rows)
 
 
-# The last ones are kept: most calls of a program have batches of one size, and on a GPU the splits
-# of each call would be copied there.
+# Cached: most calls of a program have batches of one size, and on a GPU each call would copy the
+# splits there.
 @functools.lru_cache(maxsize=32)
 def _splits_of_dense(backend: Backend, shapes: Sequence[tuple[int, int]]) -> Array:
-    """Returns the row splits of dense ids, those of each table from 0 on.
-
-    Args:
-      shapes: of each table, how many ids it has, and how many rows.
-    """
+    """Returns the row splits of dense ids, by (ids, rows) of each table; each starts at 0."""
     # Most tables of a call have ids of one shape.
     made = {
         (n, rows): np.arange(rows + 1, dtype=np.int64) * (n // (rows or 1))
@@ -209,7 +188,7 @@ def _splits_of_dense(backend: Backend, shapes: Sequence[tuple[int, int]]) -> Arr
 
 
 def _check_weight_rows(spec: TableSpec, splits: Array, theirs: Array) -> None:
-    """Raises where rows of weights that have their own are not those of the keys."""
+    """Raises ValueError if weights have rows of other lengths than the keys."""
     if splits.shape != theirs.shape or bool((splits != theirs).any()):
         raise ValueError(
             f"The rows of sp_weights[{spec.number}] must be as long as those of "

@@ -1,8 +1,8 @@
-"""How much the loss of this rank counts in a step of all ranks that have not as many rows.
+"""Weights of losses when ranks have batches of different sizes.
 
-The loss of a rank is the mean of its rows. The mean of the ranks' losses is that of all rows where
-each is weighed by its rows. The gradient of a dense variable may be weighed when there is one; that
-of a table is a sum over ranks by then, so that what a lookup gives is weighed on the way back.
+A rank's loss is the mean over its rows. The mean of the ranks' losses is that of all rows if each
+is weighted by its number of rows. Gradients of dense variables are weighted as such; a table's
+gradient is already a sum over ranks, so the gradient is weighted on its way back to the lookup.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,15 @@ from sok_lite.bridge.job import num_ranks, other_ranks
 from sok_lite.bridge.serving.mode import is_exporting
 from sok_lite.bridge.tf_private import record_operation, stop_recording
 
-# Of the step that is being taken, 1 outside of one. A variable: a function that a program has
-# traced before a step, or in one of other rows, serves in all.
+# Weight of the current step; 1 outside of one. A variable, so that functions traced before or for
+# other batch sizes read the current value.
 _weight: tf.Variable | None = None
 
 
 def make_weight() -> None:
-    """Makes what `counted` writes, unless a TF1 graph is outside.
+    """Creates the variable that `weight_loss` writes, unless the outermost graph is of TF1.
 
-    Called where a table is made: a variable that is made while a tf.function is traced has it
-    traced twice.
+    Called when a table is created: during tracing, TensorFlow would trace the function twice.
     """
     global _weight
     with tf.init_scope():
@@ -34,16 +33,15 @@ def make_weight() -> None:
                 _weight = tf.Variable(1.0, trainable=False, name="sok_weight_of_loss")
 
 
-# Where a rank has no more batches, the others are in this.
+# The call in which other ranks wait for a rank that has no more batches.
 _CALL = "a training step of fit()"
 
 
 @contextmanager
-def counted(rows: tf.Tensor) -> Iterator[None]:
-    """Has the loss of a step that is taken within count by its rows. Every rank must call it.
+def weight_loss(rows: tf.Tensor) -> Iterator[None]:
+    """A `with` block that weights the loss of its step by rows, scalar int64; 0: no effect.
 
-    Args:
-      rows: scalar int64. 0: the loss counts nothing, whatever its gradients are.
+    Every rank must call it.
     """
     own = tf.cast(rows * num_ranks(), tf.float32)
     weight = tf.math.divide_no_nan(own, tf.cast(allreduce(rows, "sum", _CALL), tf.float32))
@@ -56,10 +54,10 @@ def counted(rows: tf.Tensor) -> Iterator[None]:
         _weight.assign(1.0)
 
 
-def weighed(gradient: tf.Tensor) -> tf.Tensor:
-    """Returns a gradient of this rank's loss times the weight of it.
+def apply_weight(gradient: tf.Tensor) -> tf.Tensor:
+    """Returns a gradient times the weight of this rank's loss.
 
-    The product of 16-bit floats is one of 32 bits. Times 0 even NaN, a mean of none, is 0.
+    Computed in at least 32 bits. Weight 0 gives 0 also for NaN, the mean of no rows.
     """
     if _weight is None or other_ranks() is None:
         return gradient
@@ -69,28 +67,25 @@ def weighed(gradient: tf.Tensor) -> tf.Tensor:
 
 
 def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
-    """Returns an output whose gradient counts by the weight of this rank's loss.
-
-    A model for serving has no gradient, and no such weight.
-    """
+    """Returns an output whose gradient is multiplied by the weight of this rank's loss."""
     if _weight is None or other_ranks() is None or is_exporting():
         return output
 
     if tf.executing_eagerly():
         return _same(output)
-    # TensorFlow would keep the function of a custom gradient of a graph, and with it the graph, for
-    # as long as the process lives. So an operation has a gradient by name, and a tape is told.
-    values = tf.identity(output)  # which may be of a graph around this one
+    # TensorFlow keeps the function of a graph's custom gradient, and with it the graph, as long as
+    # the process lives. So the gradient is registered by name, and a tape records it.
+    values = tf.identity(output)  # may come from an outer graph
     graph: Any = tf.compat.v1.get_default_graph()
     with stop_recording(), graph.gradient_override_map({"Identity": _WEIGHED}):
         result = tf.raw_ops.Identity(input=values)
-    record_operation(_WEIGHED, [result], [values], lambda gradient: [weighed(gradient)])
+    record_operation(_WEIGHED, [result], [values], lambda gradient: [apply_weight(gradient)])
     return result
 
 
 @tf.custom_gradient
 def _same(values: tf.Tensor) -> Any:
-    return tf.identity(values), weighed
+    return tf.identity(values), apply_weight
 
 
 _WEIGHED = "SokLiteWeighed"
@@ -98,4 +93,4 @@ _WEIGHED = "SokLiteWeighed"
 
 @tf.RegisterGradient(_WEIGHED)
 def _weighed(_: Any, gradient: tf.Tensor) -> tf.Tensor:
-    return weighed(gradient)
+    return apply_weight(gradient)

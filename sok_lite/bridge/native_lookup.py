@@ -1,4 +1,4 @@
-"""Which lookups native code may do by itself."""
+"""Native lookups: which tables allow them, and their plans."""
 
 import ctypes
 from collections.abc import Sequence
@@ -20,8 +20,7 @@ def are_native(tables: Sequence[Any]) -> bool:
 
 
 def _is_native_gpu(backend: Any) -> bool:
-    """Whether native code launches on a GPU. Where TensorFlow sees several, a tensor may be on
-    another one: Python sees that."""
+    """Whether native code launches on a GPU. With several, only Python sees a tensor's GPU."""
     return record_of(backend) is not None and len(tf.config.get_visible_devices("GPU")) < 2
 
 
@@ -34,11 +33,7 @@ def part_of(
     weight_rows: Rows = Rows.NONE,
     draws: bool = True,
 ) -> Part:
-    """Returns one table of a plan; what is not of the table is as in `Part`.
-
-    Args:
-      draws: whether keys without a row may give their initial values.
-    """
+    """Returns a `Part` of a plan; `draws`: keys without a row may return their initial values."""
     record, row_type = table.record, tf.as_dtype(table.row_dtype.name)
     is_on_cpu = table.backend.name == "cpu"
     return Part(
@@ -51,19 +46,19 @@ def part_of(
         rows,
         row_length,
         weight_rows,
-        _drawing_of(table) if draws and is_on_cpu else None,
-        _beginning_of(table) if draws else None,
+        _launch_to_array(table) if draws and is_on_cpu else None,
+        _launch_to_rows(table) if draws else None,
     )
 
 
-def _drawing_of(table: Any) -> Drawing:
-    """Returns what draws the initial values of a table's rows into an array, for one key."""
+def _launch_to_array(table: Any) -> Drawing:
+    """Returns the launch that draws initial values of one key into an array."""
     keys, rows = np.zeros(1, np.int64), np.zeros(1, np.uint32)
     return Drawing.of(table.draw_launch(table.store.output(1), keys, rows), keys)
 
 
-def _beginning_of(table: Any) -> Drawing:
-    """Returns what draws them into the rows themselves."""
+def _launch_to_rows(table: Any) -> Drawing:
+    """Returns the launch that draws them into the table's rows."""
     xp = table.backend.xp
     keys, rows = xp.empty(1, np.int64), xp.empty(1, np.uint32)
     where = (table.backend, table.store, rows, keys, table.table_seed)

@@ -1,4 +1,4 @@
-"""Which updates native code may do by itself, where all keys have rows."""
+"""Native updates: the plan of an update whose keys all have rows."""
 
 from collections.abc import Sequence
 from ctypes import addressof
@@ -19,16 +19,13 @@ class UpdateByRule(NamedTuple):
     """An update that Python has done.
 
     Attributes:
-      tables: the engine's, each of which has a gradient.
-      key_types: of each, TensorFlow's number.
-      decayed, undecayed: the rule of tables on which weight decay acts, and of others.
-      decays: on which of them it does.
-      of_gradients: of each table whether its keys are always those of one of our gradients.
-      is_stochastic: whether rows of 16 bits are rounded by random bits.
-      optimizer: whose states the rows have; None: they are free.
-      names, settings: of the optimizer's numbers but for the learning rate, and these as float64.
-      num_nonfinite: the address of what counts gradient rows with a NaN or an infinity.
-      taken: the address of what gets the number of a step; 0: nothing does.
+      key_types: TensorFlow's dtype number of each table's keys.
+      decayed, undecayed: the rule of tables with weight decay, and of others.
+      of_gradients: for each table, whether its keys always come from one of our gradients.
+      optimizer: the owner of the optimizer states; None: they have none.
+      names, settings: the optimizer's numbers except the learning rate; their values as float64.
+      num_nonfinite: address of the counter of gradient rows with a NaN or an infinity.
+      taken: address that receives the number of a step; 0: none.
     """
 
     tables: Sequence[Any]
@@ -46,11 +43,9 @@ class UpdateByRule(NamedTuple):
 
 
 def plan_of(update: UpdateByRule) -> UpdatePlan | None:
-    """Returns the plan of the next update of the same settings.
+    """Returns the plan of the next update with the same settings.
 
-    Returns:
-      None where a table comes several times, has states of several optimizers, or does more in an
-      update than the rule.
+    None if a table repeats, has states of several optimizers, or does more than the rule.
     """
     tables = update.tables
     if len(set(tables)) < len(tables) or not are_native(tables):
@@ -84,7 +79,7 @@ def _plan_of(update: UpdateByRule) -> UpdatePlan | None:
 
 
 def _counting(update: UpdateByRule) -> tuple[int, int]:
-    """Returns which of the settings counts steps, and which field of the rule that is."""
+    """Returns the position of the step counter among the settings, and among the rule's fields."""
     counter = update.decayed.counter
     if counter is None:
         return -1, -1

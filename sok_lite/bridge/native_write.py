@@ -1,4 +1,4 @@
-"""Which writes of a graph native code may do by itself, where all keys have rows."""
+"""Native writes in a graph: the plan of a write whose keys all have rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,17 +10,12 @@ from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.native.plans import WritePlan, Writing
 
 
-def assigning(
+def plan_assign(
     variable: Any, keys: tf.Tensor, rows: tf.Tensor, begins_lookup: bool
 ) -> WritePlan | None:
-    """Returns the plan of a write that sets rows.
+    """Returns the plan of a write that sets rows, (n, dim); None in eager mode or if impossible.
 
-    Args:
-      keys, rows: what it takes, (n,) and (n, dim).
-      begins_lookup: whether it inserts keys that have no row; else it skips them.
-
-    Returns:
-      None where native code cannot do it, and in eager mode.
+    With `begins_lookup` it inserts keys without a row; else it skips them.
     """
     if rows.dtype.name != variable.table.row_dtype.name:
         return None
@@ -35,16 +30,9 @@ def adding(
     has_flags: bool = False,
     scale: float = 1.0,
 ) -> WritePlan | None:
-    """Returns the plan of a write that adds to rows.
+    """Returns the plan of a write that adds to rows; None in eager mode or if impossible.
 
-    Args:
-      keys: (n,), what it takes first.
-      rows: (n, dim) each: what is added, and what is subtracted from that before, if anything.
-      begins_lookup: as of `assigning`.
-      has_flags, scale: as of a WritePlan.
-
-    Returns:
-      None where native code cannot do it, and in eager mode.
+    `rows`, (n, dim) each, are the summand and, optionally, what is subtracted from it first.
     """
     in_float32 = variable.table.row_dtype.added_in == np.float32
     if not in_float32 or any(each.dtype != tf.float32 for each in rows):
@@ -66,7 +54,7 @@ def _plan(
     if tf.executing_eagerly() or keys.dtype != variable.key_type or not are_native([table]):
         return None
     if table.backend.name != "cpu":
-        return None  # keys that repeat are summed on the host
+        return None  # repeated keys are summed on the host
     part = part_of(table, keys.dtype, draws=False)
     how = (writing, begins_lookup, has_flags, subtracts, scale)
     return WritePlan(table.backend, *how, part)

@@ -1,7 +1,7 @@
-"""Operations of TensorFlow on tables: eager calls and parts of graphs, by one way.
+"""TensorFlow operations on tables, in eager mode and in graphs.
 
-An operation has the tables' handles as inputs: by them TensorFlow orders what acts on a table, and
-knows whose gradient it is. It calls Python with arrays over TensorFlow's memory
+The tables' handles are inputs of an operation: TensorFlow uses them to order operations on a table
+and to find whose gradient it is. The operation calls Python with arrays over TensorFlow's memory
 (sok_lite/native/callbacks.py).
 """
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.ragged import Shape, split_offsets
-from sok_lite.bridge.collective_order import CollectiveCall, in_turn, needs_order
+from sok_lite.bridge.collective_order import CollectiveCall, needs_order, submit_in_turn
 from sok_lite.bridge.host_call import (
     Waits,
     in_order,
@@ -40,26 +40,23 @@ from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, Frame, operations, raised
 from sok_lite.native.plans import LookupPlan, NativeCall, PlannedCall, WritePlan
 
-# An attribute of tables' handles: the name of the table.
+# Attribute of tables' handles: the name of the table.
 NAME_OF_HANDLE = "_sok_lite_name"
-# An attribute of graphs: the calls of their operations.
+# Attribute of graphs: the calls of their operations.
 _CALLS = "_sok_lite_calls"
 
-# Takes the outputs, and the inputs as arrays: those of `numbers` come last, as NumPy's.
+# Takes the outputs and the input arrays; `numbers` come last, as NumPy arrays.
 Run = Callable[["Outputs", list[Array]], None]
 
 
 class Facts(NamedTuple):
-    """What the gradient of an operation is told of its tables: one entry for each.
+    """Facts about the tables of an operation that its gradient needs: one entry per table.
 
-    They are attributes of the operation, so that they are there in whatever TensorFlow makes of it.
+    They are attributes of the operation, so copies that TensorFlow makes of it have them too.
 
     Attributes:
-      key_types: of the keys.
-      names: of the tables, for errors.
-      dims: lengths of their rows.
-      handles_of: how many handles each has.
-      trainable: whether tapes watch each by themselves.
+      handles_of: number of handles of each table.
+      trainable: whether tapes watch each table by default.
     """
 
     key_types: list[tf.DType]
@@ -70,7 +67,7 @@ class Facts(NamedTuple):
 
     @staticmethod
     def of_variables(variables: Sequence[Any]) -> "Facts":
-        """Returns those of tables."""
+        """Returns the facts of tables."""
         return Facts(
             [each.key_type for each in variables],
             [each.name for each in variables],
@@ -81,17 +78,17 @@ class Facts(NamedTuple):
 
     @staticmethod
     def of_static(variables: Sequence[Any]) -> "Facts":
-        """Returns those of static tables, which have no handles: TensorFlow reads their rows."""
+        """Returns the facts of static tables, without handles: TensorFlow reads their rows."""
         names, dims = [each.name for each in variables], [each.dimension for each in variables]
         trainable = [each.trainable for each in variables]
         return Facts([], names, dims, [0] * len(dims), trainable)
 
     @staticmethod
     def of(op: Any) -> "Facts":
-        """Returns those of an operation, as a gradient function has it."""
+        """Returns the facts of an operation, in its gradient function."""
         names = [name.decode() for name in op.get_attr("names")]
         handles_of = op.get_attr("handles_of")
-        if not names:  # in eager mode TensorFlow would keep a kernel for each
+        if not names:  # in eager mode TensorFlow would keep a kernel for each name
             places = zip(split_offsets(handles_of)[:-1].tolist(), handles_of, strict=True)
             handles = [op.inputs[i] for i, count in places if count]
             names = [getattr(handle, NAME_OF_HANDLE, "") for handle in handles]
@@ -99,49 +96,31 @@ class Facts(NamedTuple):
         return Facts(types, names, op.get_attr("dims"), handles_of, op.get_attr("trainable"))
 
 
-# Of an operation without a gradient.
+# For operations without a gradient.
 NO_FACTS = Facts([], [], [], [], [])
 
 
 class Outputs:
-    """The outputs of an operation that is running.
-
-    Args:
-      frame: of the operation.
-      dtypes: of the outputs.
-      backend: whose memory they are in.
-
-    Attributes:
-      begun, call: as of the frame.
-    """
+    """The outputs of a running operation, arrays of a backend; `begun`, `call` as in `Frame`."""
 
     def __init__(self, frame: Frame, dtypes: Sequence[tf.DType], backend: Backend) -> None:
         self._frame, self._dtypes, self._backend = frame, dtypes, backend
         self.begun, self.call = frame.begun, frame.call
-        # What an operation on the host has of a GPU: it is copied at the end.
+        # A host operation's outputs from a GPU backend are copied at the end.
         self._is_copied = backend.name != "cpu" and not frame.is_on_gpu
         self._memory = "GPU memory" if frame.is_on_gpu else "memory"
         self._copies: list[tuple[np.ndarray, Array]] = []
-        self._addresses: dict[int, list[int]] = {}  # of memory that nobody has asked for yet
+        self._addresses: dict[int, list[int]] = {}  # of memory allocated but not yet requested
 
     def empty(self, number: int, shape: Sequence[int]) -> Array:
         """Returns the memory of an output, to be written; bfloat16 is an array of uint16.
 
-        Raises:
-          MemoryError: TensorFlow has not as much.
+        Raises MemoryError.
         """
         return self.several(number, [tuple(shape)])[0]
 
     def several(self, first: int, shapes: Sequence[Shape]) -> Sequence[Array]:
-        """Returns the memory of outputs that follow each other, to be written.
-
-        Args:
-          first: the number of the first.
-          shapes: they get, of as many dimensions each.
-
-        Raises:
-          MemoryError: TensorFlow has not as much.
-        """
+        """Returns the memory of consecutive outputs, to be written; raises MemoryError."""
         if not shapes:
             return []
         kinds = [each.as_datatype_enum for each in self._dtypes[first : first + len(shapes)]]
@@ -157,13 +136,9 @@ class Outputs:
         return copies
 
     def allocate(self, *groups: tuple[int, Sequence[Shape]]) -> None:
-        """Gets memory for outputs that `several` is to return. On a GPU it waits once for all.
+        """Allocates memory for later calls of `several`, given their arguments; raises MemoryError.
 
-        Args:
-          groups: of each call of `several` the arguments.
-
-        Raises:
-          MemoryError: TensorFlow has not as much.
+        On a GPU it waits once for all of them.
         """
         for first, shapes in groups:
             dtypes = self._dtypes[first : first + len(shapes)]
@@ -183,7 +158,7 @@ class Outputs:
                 ) from error
             self._addresses[first] = addresses
         if self._frame.is_on_gpu and any(math.prod(s) for _, shapes in groups for s in shapes):
-            # TensorFlow gives memory out again while its own stream may still read it.
+            # TensorFlow reuses memory while its own stream may still read it.
             self._backend.synchronize_device()
 
     def give(self, number: int, array: Array) -> None:
@@ -197,27 +172,19 @@ class Outputs:
             output[...] = array
 
     def tell(self, number: int, numbers: np.ndarray) -> None:
-        """Gives numbers, int64, which are on the host wherever the operation is.
-
-        Args:
-          number: of the output, among those that are told.
-        """
+        """Writes an int64 output of a number, in host memory wherever the operation runs."""
         frame, kind = self._frame, tf.int64.as_datatype_enum
         (address,) = frame.allocate(len(self._dtypes) + number, [numbers.shape], [kind], True)
         frame.array(address, kind, numbers.shape, None)[...] = numbers
 
     def finish(self) -> None:
-        """Brings all outputs where the operation is."""
+        """Copies host outputs from the GPU."""
         for array, copy in self._copies:
             array[...] = self._backend.to_host(copy)
 
 
 class OfGradient(NamedTuple):
-    """What the gradient of an operation asks Python for, under the call of the operation.
-
-    Attributes:
-      what, run, dtypes, backend, work, collective, plan: as of `operation`.
-    """
+    """The callback of an operation's gradient, with arguments of `operation`."""
 
     what: str
     run: Run
@@ -250,49 +217,51 @@ def operation(
     """Runs an operation, or adds it to the graph.
 
     Args:
-      name: of the operation, as Python calls it: "sok_lookup".
+      name: of the operation in Python, such as "sok_lookup".
       handles: the tables' resources; None: the operation has none.
-      run: takes the outputs and the inputs as arrays, `numbers` last. It raises only ValueError,
-        TypeError, NotImplementedError and MemoryError: a graph keeps the kind of no other.
-      inputs: tensors.
+      run: takes the outputs and the input arrays, `numbers` last. Raises only ValueError,
+        TypeError, NotImplementedError and MemoryError, whose types a graph keeps.
       dtypes: of the outputs.
-      backend: whose arrays `run` takes.
-      what: names it in errors and in TensorFlow's profiler: "A lookup in 'user'".
-      facts: of the tables, for its gradient.
-      work: which kind of work it is, for metrics; None: none that counts.
-      numbers: int64 tensors that Python reads: on the host, wherever the operation is.
-      num_told: how many outputs, int64 on the host, follow the others.
-      gradient: of an operation whose gradient calls Python as well.
-      collective: the ranks that make it together; None: each by itself. Its gradient is registered
-        for the operation of the same name that waits for its turn too: "SokLookupInOrder".
-      waits: False: nothing that kernels write is an output; see `on_device`.
-      is_ordered: False: it changes nothing, and has no turn among all calls. In a tf.function it is
-        in order with what has the same handles; without any it may run at any time, or never.
-      plan: by which native code may do it; None: it has none yet.
-      is_planned_later: whether `run` may make a plan of the call in a graph, by the number that
-        `Outputs` has. In eager mode the call ends with this.
+      backend: of the arrays that `run` takes.
+      what: name in errors and in TensorFlow's profiler: "A lookup in 'user'".
+      facts: of the tables, for the gradient.
+      work: kind of work, for metrics; None: not counted.
+      numbers: int64 tensors in host memory, wherever the operation runs.
+      num_told: number of int64 outputs in host memory, after the others.
+      gradient: if the gradient calls Python too.
+      collective: the ranks that make the call together; None: each alone. Its gradient is
+        registered also for the operation that waits for its turn: "SokLookupInOrder".
+      waits: False: kernels write no output; see `on_device`.
+      is_ordered: False: it changes nothing and is not ordered with other host calls. In a
+        tf.function it is ordered with operations on the same handles; without any it may run at any
+        time, or never.
+      plan: for native code; None: none yet.
+      is_planned_later: whether `run` may register a plan for the call's number (`Outputs.call`). In
+        eager mode the call ends with this operation.
 
     Returns:
       A list of tensors; without outputs None, and in a graph the operation.
 
     Raises:
-      NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph that
-        is exported for serving.
+      NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph
+        exported for serving.
     """
     if tf.executing_eagerly():
         of_call = (name, run, dtypes, backend, what, facts, work, num_told, waits, plan)
         return EagerOperation(*of_call)(handles, inputs, numbers)
     refuse_replicas(what)
     refuse_while_exporting(what)
-    given = _given(handles, inputs, numbers) | _attributes(dtypes, facts, num_told)
-    called = _called(run, dtypes, backend, work, waits)
+    given = _inputs_of(handles, inputs, numbers) | _attributes(dtypes, facts, num_told)
+    called = _make_callback(run, dtypes, backend, work, waits)
     of_gradient = None
     if gradient is not None:
-        of_gradient = _called(gradient.run, gradient.dtypes, gradient.backend, gradient.work, True)
+        of_gradient = _make_callback(
+            gradient.run, gradient.dtypes, gradient.backend, gradient.work, True
+        )
     is_late = collective is not None and needs_order(collective)
     asks: Callable[..., None] = called
     if collective is not None and is_late:
-        name, asks = f"{name}_in_order", in_turn(collective, what, called)
+        name, asks = f"{name}_in_order", submit_in_turn(collective, what, called)
     how = (asks, False, of_gradient, gradient)
     if plan is None or is_late:
         call = NativeCall(*how) if is_planned_later else Call(*how)
@@ -303,7 +272,7 @@ def operation(
         number = tf.constant(call.number, tf.int64)
     place = "CPU:0" if backend.name == "cpu" else None
     given |= {"call": number, "names": facts.names}
-    return _added(name, given, what, place, is_ordered)
+    return _add_to_graph(name, given, what, place, is_ordered)
 
 
 def gradient_operation(
@@ -317,24 +286,19 @@ def gradient_operation(
     numbers: Sequence[tf.Tensor],
     is_ordered: bool,
 ) -> list[tf.Tensor]:
-    """Adds the gradient of an operation of a graph, which runs what that has for a gradient.
+    """Adds the gradient of an operation in a graph, which runs that operation's gradient callback.
 
-    It takes the number of the call as a tensor: in a loop, or in what `tf.vectorized_map` makes of
-    an operation, nobody knows it yet.
-
-    Args:
-      call: of that operation.
-      place: the device of that operation.
-      The others: as of `operation`.
+    `call` and `place` are the call and device of that operation. The call's number is a tensor: in
+    a loop, or after `tf.vectorized_map`, it is unknown while the graph is built.
     """
     refuse_while_exporting(what)
-    given = _given(None, inputs, numbers) | _attributes(dtypes, facts, 0)
+    given = _inputs_of(None, inputs, numbers) | _attributes(dtypes, facts, 0)
     given |= {"call": call, "names": facts.names}
-    made: list[tf.Tensor] = _added(name, given, what, place, is_ordered)
+    made: list[tf.Tensor] = _add_to_graph(name, given, what, place, is_ordered)
     return made
 
 
-def _given(
+def _inputs_of(
     handles: Sequence[tf.Tensor] | None, inputs: Sequence[tf.Tensor], numbers: Sequence[tf.Tensor]
 ) -> dict[str, Any]:
     of_handles = {} if handles is None else {"handles": handles}
@@ -346,8 +310,10 @@ def _attributes(dtypes: Sequence[tf.DType], facts: Facts, num_told: int) -> dict
     return given | {"trainable": facts.trainable, "handles_of": facts.handles_of}
 
 
-def _added(name: str, given: dict[str, Any], what: str, place: str | None, is_ordered: bool) -> Any:
-    """Adds an operation to the graph; returns its outputs, or itself where it has none."""
+def _add_to_graph(
+    name: str, given: dict[str, Any], what: str, place: str | None, is_ordered: bool
+) -> Any:
+    """Adds an operation to the graph; returns its outputs or, if it has none, the operation."""
     refuse_xla(what)
     make = getattr(operations().module, name)
 
@@ -355,7 +321,7 @@ def _added(name: str, given: dict[str, Any], what: str, place: str | None, is_or
         if given["Tout"] or given["J"]:
             made = make(**given)
             return [*made.outputs, *made.told]
-        graph = tf.compat.v1.get_default_graph()  # TensorFlow would give an empty list
+        graph = tf.compat.v1.get_default_graph()  # TensorFlow would return an empty list
         full_name = graph.unique_name(name, mark_as_used=False)
         make(name=name, **given)
         return graph.get_operation_by_name(full_name)
@@ -364,10 +330,10 @@ def _added(name: str, given: dict[str, Any], what: str, place: str | None, is_or
         return in_order(add) if is_ordered else add()
 
 
-def _called(
+def _make_callback(
     run: Run, dtypes: Sequence[tf.DType], backend: Backend, work: WorkDone | None, waits: Waits
 ) -> Callable[[Frame], None]:
-    """Returns what an operation calls with its frame."""
+    """Returns the callback of an operation."""
 
     def called(frame: Frame) -> None:
         if work is None:
@@ -377,7 +343,7 @@ def _called(
 
     def run_on(frame: Frame) -> None:
         if frame.is_on_gpu:
-            backend.synchronize_device()  # TensorFlow's stream may not have written the inputs yet
+            backend.synchronize_device()  # TensorFlow's stream may still be writing the inputs
         outputs = Outputs(frame, dtypes, backend)
         run(outputs, frame.inputs(backend))
         outputs.finish()
@@ -385,21 +351,14 @@ def _called(
     return called
 
 
-# Calls with their numbers as tensors: TensorFlow keeps for ever what it makes of a number of
-# Python's.
+# Calls with their numbers as tensors: TensorFlow caches for ever what it makes of Python numbers.
 _Free = list[tuple[Call, tf.Tensor]]
-# Calls that eager operations use one after another.
+# Calls that eager operations reuse.
 _free: _Free = []
 
 
 class EagerOperation:
-    """An operation of eager mode: what of it is the same each time that it runs.
-
-    Several threads may run it at once. It keeps what `run` keeps.
-
-    Args:
-      As of `operation`.
-    """
+    """The reusable part of an eager operation, with arguments of `operation`. Thread-safe."""
 
     __slots__ = ("_called", "_free", "_is_planned_later", "_make", "_plan", "_what")
 
@@ -421,8 +380,8 @@ class EagerOperation:
         self._is_planned_later = is_planned_later
         attributes = _attributes(dtypes, facts, num_told)
         self._make = partial(getattr(operations().module, name), names=[], **attributes)
-        self._called = _called(run, dtypes, backend, work, waits)
-        # Native code knows a call's plan: no other operation is to have it.
+        self._called = _make_callback(run, dtypes, backend, work, waits)
+        # Native code ties a plan to its call, so no other operation may use the call.
         self._free: _Free = [] if plan is not None or is_planned_later else _free
 
     def __call__(
@@ -431,16 +390,10 @@ class EagerOperation:
         inputs: Sequence[tf.Tensor],
         numbers: Sequence[tf.Tensor] = (),
     ) -> Any:
-        """Runs it now; what Python raises in it is raised as it is.
+        """Runs the operation; errors of Python are raised unchanged. Returns a list, or None.
 
-        Python may run eager operations in it, such as an optimizer's dense step: it is in the
-        thread of the caller.
-
-        Returns:
-          A list of tensors; without outputs None.
-
-        Raises:
-          NotImplementedError: in one of several replicas.
+        Python runs in the caller's thread and may run eager operations itself, such as an
+        optimizer's dense step. Raises NotImplementedError in one of several replicas.
         """
         refuse_replicas(self._what)
         try:
@@ -448,15 +401,15 @@ class EagerOperation:
         except IndexError:
             call, number = self._new_call()
         call.run = self._called
-        raised.pop(call.number, None)  # of one whose caller was interrupted
+        raised.pop(call.number, None)  # left by an interrupted caller
         made: Any = None
         error: BaseException | None = None
         try:
-            # tf.config.experimental.set_synchronous_execution(False) would run it later, when its
-            # number may be another call's.
+            # tf.config.experimental.set_synchronous_execution(False) would run it later, when
+            # another call may have its number.
             is_late = context().executor.is_async()
             with execution_mode(SYNCHRONOUS) if is_late else nullcontext():
-                made = self._make(call=number, **_given(handles, inputs, numbers))
+                made = self._make(call=number, **_inputs_of(handles, inputs, numbers))
         except Exception as failure:
             error = raised.pop(call.number, failure)
         finally:
@@ -464,9 +417,9 @@ class EagerOperation:
             self._free.append((call, number))
         if error is not None:
             try:
-                raise error  # here, where TensorFlow's does not become its context
+                raise error  # outside of the handler, so that TensorFlow's error is not its context
             finally:
-                del error  # its traceback has this frame: TensorFlow's memory would stay with them
+                del error  # outside of the handler: TensorFlow's error is not its context
         return made if made is None else [*made.outputs, *made.told]
 
     def _new_call(self) -> tuple[Call, tf.Tensor]:
@@ -484,7 +437,7 @@ def _nothing(frame: Frame) -> None:
 
 
 def _keep(call: Call) -> None:
-    """Has the graph keep a call, and each function around it: any of them may live longest."""
+    """Keeps a call alive in the graph and the functions around it; any of them may live longest."""
     graphs = list(graphs_around())
     functions = [graph for graph in graphs if isinstance(graph, FuncGraph)]
     for graph in functions or graphs[:1]:

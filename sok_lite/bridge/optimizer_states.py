@@ -39,16 +39,11 @@ from sok_lite.engine.table.exclusive import alone
 
 @unconverted
 class StateView(ABC):
-    """The base of views of optimizer states: reads and writes by key.
-
-    Args:
-      variable: has the rows. The view does not keep it alive.
-      name: of the state, in errors.
+    """Base of views of optimizer states: reads and writes by key. Keeps no variable alive.
 
     Attributes:
-      name: of the state.
       dimension: elements of a row.
-      dtype: of the rows, whatever that of the variable is.
+      dtype: of the states, independent of the variable's.
     """
 
     dtype = tf.float32
@@ -58,12 +53,12 @@ class StateView(ABC):
         self._variable = weakref.ref(variable)
         self._key_type = variable.key_type
         table = variable.table
-        # Another thread may be making states.
+        # Another thread may be creating states.
         self.dimension = alone(table, lambda: self._column(table).dim)
 
     @abstractmethod
     def _column(self, table: EmbeddingTable) -> Column:
-        """Returns the column of the state. The caller has the table's lock."""
+        """Returns the column of the state. The caller holds the table's lock."""
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -79,13 +74,13 @@ class StateView(ABC):
         """Returns the states of keys. It changes nothing, and has no gradient.
 
         Args:
-          indices: integer keys of any shape; one without a row gives what the state begins with.
+          indices: integer keys of any shape; one without a row returns the state's initial value.
 
         Returns:
           indices.shape + [dimension], float32.
 
         Raises:
-          TypeError: keys are no integers.
+          TypeError: keys are not integers.
         """
         variable = alive(self._variable)
         keys = checked_keys(variable, indices)
@@ -102,17 +97,17 @@ class StateView(ABC):
         return states
 
     def assign(self, indices: Any, values: Any) -> Any:
-        """Sets the states of keys, which have a row. No communication.
+        """Sets the states of keys, which must have rows. No communication.
 
         Args:
-          indices: (n,) integers; of a repeated key the last state counts.
+          indices: (n,) integers; for a repeated key the last state is kept.
           values: (n, dimension).
 
         Returns:
           The view in eager mode, the operation in a graph.
 
         Raises:
-          TypeError: keys are no integers or states no floats.
+          TypeError: keys are not integers or states not floats.
           ValueError: shapes do not fit, or a key has no row. Nothing has changed then.
         """
         variable = alive(self._variable)
@@ -133,7 +128,7 @@ class StateView(ABC):
         """Returns this rank's keys, ascending, and their states: (n,), (n, dimension) float32.
 
         Args:
-          cutoff: leaves out the keys that an export of the variable with it does.
+          cutoff: leaves out the same keys as in the variable's `export`.
         """
         check_cutoff(cutoff)
 
@@ -152,23 +147,11 @@ class StateView(ABC):
 
 @unconverted
 class SlotView(StateView):
-    """A view of one optimizer state of a variable's rows.
+    """A view of one optimizer state of a variable's rows, such as "m".
 
-    Each row has its state. `tf.nn.embedding_lookup` takes it in place of a variable.
-
-    Args:
-      variable: has the rows.
-      name: of the state, such as "m".
-      optimizer: whose state it is. The view keeps neither alive.
-      kinds: takes the table; gives the states of the optimizer. Where it has not taken a step yet,
-        those are shown that its first step would take over.
-
-    Attributes:
-      name: of the state.
-      dimension: elements of a row.
-
-    Raises:
-      ValueError: the optimizer has no such state in this variable.
+    `tf.nn.embedding_lookup` accepts it in place of a variable. It keeps neither variable nor
+    optimizer alive. `kinds` maps the table to the optimizer's states; before its first step, the
+    view shows those that this step would adopt. Raises ValueError for an unknown state.
     """
 
     def __init__(
@@ -306,7 +289,7 @@ def _call_eagerly(variable: TableVariable, function: Callable[[EmbeddingTable], 
 
 
 class _Lookups(OpDispatcher):
-    """Answers `tf.nn.embedding_lookup` of a view: TensorFlow asks where it knows no answer."""
+    """Handles `tf.nn.embedding_lookup` of a view: TensorFlow dispatches types it does not know."""
 
     def handle(self, args: Any, kwargs: Any) -> Any:
         names = ("params", "ids", "max_norm", "name")

@@ -1,4 +1,4 @@
-"""Reads of this rank's table that neither change it nor have a gradient."""
+"""Reads of this rank's table, without a change or a gradient."""
 
 import weakref
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from sok_lite.backend import Array
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.bridge.operation import Outputs
-from sok_lite.bridge.serving.mode import looked_up
+from sok_lite.bridge.serving.mode import dispatch_lookup
 from sok_lite.bridge.table_call import Results, table_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
@@ -19,21 +19,16 @@ from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.native.plans import LookupPlan, Policy
 
-# A missing key gives its initial value and gets no row, whatever a block of inference_mode says.
+# A missing key returns its initial value and gets no row, whatever inference_mode says.
 _AS_IT_IS = Policy(training=0, missing=0, has_filter=0, reading_only=0, is_in_pipeline=0)
 
 
 def read(
     variable: TableVariable, keys: tf.Tensor, with_exists: bool = False
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
-    """Returns the rows of keys; one without a row gives its initial value.
+    """Returns the rows of keys; a key without a row returns its initial value.
 
-    Args:
-      keys: integers of any shape.
-      with_exists: whether to return, too, which keys have a row.
-
-    Returns:
-      keys.shape + [dimension] of the rows' dtype; with it a bool of the keys' shape.
+    keys.shape + [dimension] of the rows' dtype; with `with_exists` also which keys have a row.
     """
     dim, dtype = variable.dimension, variable.dtype
 
@@ -41,7 +36,7 @@ def read(
         rows = outputs.empty(0, (*keys.shape, dim)).reshape(-1, dim)
         found = table.lookup(keys.reshape(-1), out=rows, insert=False)
         if with_exists:
-            # As numbers: not every TensorFlow takes bits of bool from outside.
+            # As uint8: not every TensorFlow accepts bool memory from outside.
             exists = (found.rows != np.uint32(NO_ROW)).view(np.uint8)
             outputs.give(1, exists.reshape(keys.shape))
 
@@ -61,14 +56,14 @@ def read(
     def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
         return tables.read(alive(reference), keys, MissingKeyPolicy(missing="initial"))[:count]
 
-    outputs = looked_up(what, live, plain, [keys])
+    outputs = dispatch_lookup(what, live, plain, [keys])
     return (outputs[0], outputs[1]) if with_exists else outputs[0]
 
 
 def _plan(variable: TableVariable, tells_found: bool) -> LookupPlan | None:
-    """Returns the plan of a read in a graph; None: native code cannot do it."""
+    """Returns the plan of a read in a graph; None if native code cannot do it."""
     table = variable.table
-    # Which keys have a row the host looks at.
+    # The host determines which keys have a row.
     if not are_native([table]) or (tells_found and table.backend.name != "cpu"):
         return None
     parts = (part_of(table, variable.key_type),)

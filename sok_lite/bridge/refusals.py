@@ -1,4 +1,4 @@
-"""Everything a dense variable can do that a table cannot: each raises and says what to use."""
+"""Rejects what a dense variable can do and a table cannot; errors name the alternative."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER, callers
 
 
 def is_called_from(module: str) -> bool:
-    """Whether a function of that module is among the callers."""
+    """Whether a function of a module is among the callers."""
     return any(frame.f_globals.get("__name__") == module for frame in callers())
 
 
@@ -21,15 +21,15 @@ FORWARD_REFUSAL = (
     "computed of them."
 )
 
-# Functions of optimizers of Keras 3, tf_keras, legacy Keras and TF1 that make the state of a dense
-# variable, or change its rows.
+# Functions of Keras 3, tf_keras, legacy Keras and TF1 optimizers that create the state of a dense
+# variable or change its rows.
 _STEPS = frozenset(
     {
         *("add_variable_from_reference", "add_slot", "create_zeros_slot"),
         *("create_slot_with_initializer", "_resource_apply_sparse_duplicate_indices"),
     }
 )
-# Methods of a tf.Variable that would copy it, read its dense tensor, or write to it.
+# Methods of a tf.Variable that copy it, read its dense tensor, or write to it.
 _COPIES = ("to_proto", "_copy_trackable_to_cpu")
 READS = (
     *("value", "read_value", "_read_variable_op", "numpy", "__array__", "__bool__"),
@@ -44,8 +44,8 @@ WRITES = (
 
 
 def refuse_step(name: str, kind: str) -> None:
-    """Raises where the caller's caller is a step of an optimizer that takes a table for dense."""
-    # In between there may be methods of the variable.
+    """Raises if an optimizer calls, in a step that treats the table as dense."""
+    # Methods of the variable may be in between.
     if any(frame.f_code.co_name in _STEPS for frame in itertools.islice(callers(), 1, 5)):
         raise NotImplementedError(
             f"The optimizer cannot update {name!r} by itself: it is a {kind}, whose rows are "
@@ -54,19 +54,19 @@ def refuse_step(name: str, kind: str) -> None:
 
 
 def _refuse_each(cls: type, names: Iterable[str], refuse: str) -> None:
-    """Gives a class methods that call another one, which raises, each with its own name."""
+    """Adds methods to a class that call its method `refuse` with their own names."""
     for name in names:
-        method = _refused(name, refuse)
+        method = _refusal_method(name, refuse)
         method.__name__, method.__qualname__ = name, f"{cls.__name__}.{name}"
         setattr(cls, name, method)
 
 
-def _refused(name: str, refuse: str) -> Callable[..., Any]:
+def _refusal_method(name: str, refuse: str) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: getattr(self, refuse)(name)
 
 
 class RefusesCopies:
-    """Python's ways to copy a variable, each of which would give one that knows no table."""
+    """Rejects Python's ways to copy a variable: a copy would have no table."""
 
     def _refuse_copy(self, method: str) -> NoReturn:
         raise NotImplementedError
@@ -78,22 +78,21 @@ _refuse_each(
 
 
 class RefusesDense(RefusesCopies):
-    """The methods of a tf.Variable that would act on the empty tensor instead of the rows.
+    """Rejects tf.Variable's methods that would use its empty tensor instead of the rows.
 
-    Left alone they would save, copy or convert a [0, dimension] tensor without a word.
+    Otherwise they would silently save, copy or convert a [0, dimension] tensor.
 
     Attributes:
-      name: of the variable.
-      kind: the class by the name that a program knows it by.
-      instead_of_value, instead_of_write, instead_of_copy, instead_of_save: what a program can do
-        for that, a sentence in the words of that API.
-      instead_of_custom_step: the same for the training step that Keras has of its own.
-      instead_of_partitions: the same for a list of variables in `tf.nn.embedding_lookup`.
-      instead_of_broadcast: the same for what gives all ranks the variables of one, such as
+      kind: the class name that a program uses.
+      instead_of_value, instead_of_write, instead_of_copy, instead_of_save: the alternative, a
+        sentence in the words of that API.
+      instead_of_custom_step: the alternative to Keras' own training step.
+      instead_of_partitions: the alternative to a list of variables in `tf.nn.embedding_lookup`.
+      instead_of_broadcast: the alternative to broadcasting one rank's variables, such as
         `hvd.broadcast_variables(model.variables)`.
     """
 
-    # By whose training and saving it is left out.
+    # The Keras versions whose training and saving skip it.
     left_out_by = frozenset({"keras", "tf_keras"})
 
     name: str
@@ -138,7 +137,7 @@ class RefusesDense(RefusesCopies):
         self._element = element
 
     def _refuse_saver(self) -> None:
-        """Raises where a saver of TF1 asks, which would save a dense tensor."""
+        """Raises in a TF1 saver, which would save a dense tensor."""
         if is_called_from(SAVER):
             raise NotImplementedError(
                 f"A tf.compat.v1.train.Saver cannot save {self.name!r}: it is a {self.kind}, whose "
@@ -162,7 +161,7 @@ class RefusesDense(RefusesCopies):
         self._refuse_dense("initial_value")
 
     def _lazy_read(self, op: Any) -> NoReturn:
-        # How TensorFlow's own functions end that write to a variable, in a graph before they run.
+        # TensorFlow's functions that write to a variable end here, in a graph before they run.
         name = op.type.removeprefix("Resource")
         self._refuse_write("tf.compat.v1." + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
 

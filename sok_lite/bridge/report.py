@@ -1,4 +1,4 @@
-"""`report`: the content of the tables of all ranks; `prometheus`, `serve`: the numbers of this."""
+"""`report`: tables of all ranks; `prometheus`, `serve`: metrics of this rank."""
 
 import json
 import time
@@ -29,27 +29,27 @@ from sok_lite.reports.report import Report, TableReport
 from sok_lite.reports.server import serve_text
 from sok_lite.reports.tables import report_of
 
-# What must be equal on all ranks, so that numbers of ranks can be added up.
+# Must be equal on all ranks, so that their numbers can be added.
 _COMMON = ("name", "dim", "dtype", "key_type", "var_type")
 
 
 def report(tables: Any) -> Report:
-    """Returns what is in tables and what has happened to their keys. Every rank must call it.
+    """Reports the content of tables and what happened to their keys. Every rank must call it.
 
-    It changes nothing. It reads every row, a few megabytes at a time; lookups of other threads wait
-    for the table meanwhile. Print it, or end a cell of a notebook with it; `as_dict()` and
-    `to_json()` give the numbers. No key is in it.
+    It changes nothing. It reads every row, a few megabytes at a time; meanwhile lookups of other
+    threads wait. Print it, or end a notebook cell with it; `as_dict()` and `to_json()` return the
+    numbers. It contains no keys.
 
     Args:
-      tables: a variable of a table, a layer or model of Keras that has some, or a list, tuple or
-        dict of such. A table whose rows are in Redis tells its size alone.
+      tables: a variable of a table, a Keras layer or model with tables, or a list, tuple or dict of
+        these. A table in Redis reports only its size.
 
     Returns:
-      A Report of all ranks together, with the keys and bytes of each; the same on every rank.
+      A Report of all ranks together, with keys and bytes per rank; equal on every rank.
 
     Raises:
       TypeError: there are no tables in `tables`. ValueError: it differs between ranks. All ranks
-        raise the same, and none has begun to send anything then.
+        raise the same error, before any has sent data.
       RuntimeError: in a tf.function, or `sok_lite.init` has not connected the ranks.
     """
     if tf.inside_function():
@@ -64,13 +64,12 @@ def report(tables: Any) -> Report:
 
 
 def tables_in(value: Any) -> list[TableVariable]:
-    """Returns the variables of the tables that an argument names, each table once.
+    """Returns the variables of the tables in an argument, each table once.
 
-    Raises:
-      TypeError: there are none, or one that has a fixed number of rows.
+    Raises TypeError without tables, and for static ones.
     """
     found: dict[int, TableVariable] = {}
-    # What a layer or model holds comes last first.
+    # A layer or model yields its own tables last.
     tables_of_each = (list(held.tables_in(item))[::-1] for item in _items(value))
     for _, variable in chain.from_iterable(tables_of_each):
         if not isinstance(variable, TableVariable):
@@ -89,8 +88,8 @@ def tables_in(value: Any) -> list[TableVariable]:
 
 
 def _items(value: Any) -> Iterator[Any]:
-    """Yields what lists and dicts have in them, in their order."""
-    if isinstance(value, Mapping):  # `tables` of an Embeddings layer is no dict
+    """Yields the items of nested lists and dicts, in order."""
+    if isinstance(value, Mapping):  # `tables` of an Embeddings layer is not a dict
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for item in value:
@@ -114,7 +113,7 @@ def _gather_reports(comm: Communicator, mine: Sequence[TableReport]) -> list[lis
 
 
 def prometheus(tables: Any, labels: Mapping[str, str] | None = None) -> str:
-    """Does what `sok_lite.metrics.prometheus` does with live tables."""
+    """Implements `sok_lite.metrics.prometheus` for live tables."""
     if tf.inside_function():
         raise RuntimeError("Metrics are of the moment. Ask for them outside of the tf.function.")
     more = checked_labels(labels)
@@ -134,9 +133,9 @@ def prometheus(tables: Any, labels: Mapping[str, str] | None = None) -> str:
 def serve(
     tables: Any, port: int = 9400, host: str = "", labels: Mapping[str, str] | None = None
 ) -> ThreadingHTTPServer:
-    """Does what `sok_lite.metrics.serve` does with live tables; the port is one."""
+    """Implements `sok_lite.metrics.serve` for live tables."""
     text = partial(prometheus, tables, labels)
-    text()  # raises here what is wrong with the arguments
+    text()  # raises errors of the arguments here
     comm = communicator()
     first = min(port + comm.local_rank, 65_535) if port else 0
     return serve_text(text, host, first, f"Rank {comm.rank}")

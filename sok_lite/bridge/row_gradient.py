@@ -1,4 +1,4 @@
-"""The gradient of a table, keys and rows, as control flow wants it; and what it refuses."""
+"""Gradients of tables, keys and rows, for control flow; and what they reject."""
 
 import functools
 from collections.abc import Sequence
@@ -22,48 +22,42 @@ OUT_OF_A_LOOP = (
 )
 
 
-# An attribute of tensors. What somebody makes of one, as by `tf.boolean_mask`, is without it.
+# Attribute of tensors. Tensors derived from one, as by `tf.boolean_mask`, lack it.
 _DISTINCT = "_sok_lite_distinct"
 
 
 def are_distinct(keys: tf.Tensor) -> bool:
-    """Whether keys are known to be distinct: those of a gradient, as it was returned."""
+    """Whether keys are known to be distinct: keys of a gradient, as returned."""
     return getattr(keys, _DISTINCT, False)
 
 
 def row_gradient(
     name: str, keys: tf.Tensor, row_grads: tf.Tensor, dim: int, distinct: bool = False
 ) -> Any:
-    """Returns the gradient of a variable.
+    """Returns the gradient of a variable, for keys (n,) and row_grads (n, dim) float32.
 
-    Args:
-      name: of the variable.
-      keys: (n,) of the key type.
-      row_grads: (n, dim) float32.
-      distinct: whether no key repeats, which `are_distinct` then tells.
+    `distinct`: no key repeats; `are_distinct` then returns True.
 
-    Returns:
-      An IndexedSlices. Its shape is [-1, dim], for its indices are keys: a dense tensor of it is
-      refused (`refuse_dense`). In a graph its static lengths are unknown and its shape is
-      int32, as in the empty gradient that TensorFlow makes for a branch without a lookup: the two
-      must match.
+    An IndexedSlices of shape [-1, dim], because its indices are keys: it has no dense form
+    (`refuse_dense`). In a graph its static lengths are unknown and its shape is int32, to match the
+    empty gradient that TensorFlow makes for a branch without a lookup.
     """
     shape = gradient_shape(dim)
     if not tf.executing_eagerly():
         if is_out_of_a_loop():
-            keys = _refusing(name, keys)
-            # TensorFlow makes it dense in any case, and asks for it only where it is wanted.
+            keys = _raising_tensor(name, keys)
+            # TensorFlow makes it dense in any case, but runs that only if needed.
             shape = tf.compat.v1.placeholder_with_default(tf.constant([0, dim], tf.int32), [2])
         keys = tf.compat.v1.placeholder_with_default(keys, [None])
         row_grads = tf.compat.v1.placeholder_with_default(row_grads, [None, row_grads.shape[1]])
-    # A tensor of a TF1 graph may be fed: nobody knows what it has then.
+    # Tensors of a TF1 graph may be fed with any values.
     if distinct and (tf.executing_eagerly() or isinstance(keys.graph, FuncGraph)):
         setattr(keys, _DISTINCT, True)
     return tf.IndexedSlices(row_grads, keys, shape)
 
 
 def is_out_of_a_loop() -> bool:
-    """Whether the default graph is the way back through a loop that the tape is outside of."""
+    """Whether the default graph is the gradient of a loop, with the tape outside."""
     return any(type(graph).__name__ == GRADIENT_OF_A_LOOP[1] for graph in graphs_around())
 
 
@@ -79,10 +73,10 @@ def _eager_shape(dim: int) -> tf.Tensor:
 
 
 def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
-    """Refuses to make a dense tensor of the gradient of a table, whose keys are no row numbers.
+    """Rejects conversion of a table's gradient to a dense tensor: its keys are not row numbers.
 
-    TensorFlow asks it before it converts slices (`tf.register_tensor_conversion_function`). Where a
-    graph does not say their shape, TensorFlow refuses the number of rows, -1, when it runs.
+    TensorFlow calls it before it converts slices (`tf.register_tensor_conversion_function`). If a
+    graph does not know their shape, TensorFlow rejects the number of rows, -1, at run time.
     """
     shape = None if value.dense_shape is None else tf.get_static_value(value.dense_shape)
     if shape is None or shape[0] >= 0:
@@ -98,15 +92,14 @@ def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
     )
 
 
-# Before TensorFlow's own, which has 100.
+# Before TensorFlow's own conversion, of priority 100.
 tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=90)
 
 
-def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor that raises where something asks for it.
+def _raising_tensor(name: str, tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that raises when it is used.
 
-    TensorFlow makes the gradients of everything that a loop uses, and runs those that are wanted:
-    a gradient of dense variables alone must go on.
+    TensorFlow builds gradients of all that a loop uses, and runs what is needed, as dense ones.
     """
 
     def refuse(_: np.ndarray) -> NoReturn:
@@ -122,7 +115,7 @@ def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def no_second_derivative(what: str) -> str:
-    """Returns why there is no derivative of the gradients of a lookup."""
+    """Returns why the gradients of a lookup have no derivative."""
     return (
         f"{what} has no second derivative: its gradient is computed outside of TensorFlow. A "
         "penalty may be on the gradient by the rows that the lookup returns, which is TensorFlow's "
@@ -132,15 +125,15 @@ def no_second_derivative(what: str) -> str:
 
 
 def zero_or_refused(text: str, arrived: Sequence[Any]) -> tf.Tensor:
-    """Returns 0, or a tensor that raises where what has arrived is not all zeros."""
+    """Returns 0, or a tensor that raises unless all derivatives are zero."""
 
     def check(*arrays: np.ndarray) -> np.ndarray:
-        if any(array.any() for array in arrays):  # NaN counts as some
+        if any(array.any() for array in arrays):  # also for NaN
             raise NotImplementedError(text)
         return np.float32(0)
 
     tensors = [each.values if isinstance(each, tf.IndexedSlices) else each for each in arrived]
     tensors = [each for each in tensors if each is not None]
-    zero = tf.numpy_function(check, tensors, tf.float32)  # stateful: it is not optimized away
+    zero = tf.numpy_function(check, tensors, tf.float32)  # stateful, else it is optimized away
     zero.set_shape([])
     return zero

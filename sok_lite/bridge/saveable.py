@@ -1,4 +1,4 @@
-"""How `tf.compat.v1.train.Saver` saves a table in a graph of TF1, and what a saver is doing."""
+"""Saves tables with `tf.compat.v1.train.Saver` in TF1 graphs, and inspects saver calls."""
 
 import re
 import weakref
@@ -23,11 +23,9 @@ from sok_lite.bridge.variable import TableVariable
 
 
 class TableSaveable(SaveableObject):
-    """Saves and restores a table as `tf.train.Checkpoint` does. It keeps no variable alive.
+    """Saves and restores a table as `tf.train.Checkpoint` does. Keeps no variable alive.
 
-    Args:
-      variable: the table, of a graph.
-      name: the tensors are `<name>-keys`, `<name>-values` and so on; see bridge/checkpoint.py.
+    The tensors are `<name>-keys` and so on; see bridge/checkpoint.py.
     """
 
     def __init__(self, variable: TableVariable, name: str) -> None:
@@ -39,13 +37,13 @@ class TableSaveable(SaveableObject):
         super().__init__(variable.handle, specs, name)
 
     def restore(self, restored_tensors: list[tf.Tensor], restored_shapes: Any) -> Any:
-        """Returns the operation that makes the table what was saved."""
+        """Returns the operation that restores the table."""
         by_part = dict(zip(self._parts, restored_tensors, strict=True))
         return alive(self._variable)._restore_from_tensors(by_part)
 
 
 def _spec(tensor: Any, name: str) -> Any:
-    """Returns what is saved of a tensor, or of a SaveSpec of one that is made when it is saved."""
+    """Returns the SaveSpec of a tensor, or renames one of a tensor that is made on saving."""
     if not isinstance(tensor, SaveSpec):
         return SaveSpec(tensor, "", name, tensor.dtype)
     tensor.name = name
@@ -53,18 +51,17 @@ def _spec(tensor: Any, name: str) -> Any:
 
 
 def save_with_graph(variable: TableVariable, name: str) -> None:
-    """Has the savers of a TF1 graph save a table, unless they are told what to save."""
+    """Adds a table to what savers of its TF1 graph save by default."""
     saveable = TableSaveable(variable, name)
     tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS, saveable)
 
 
 class SaverCall(NamedTuple):
-    """A saver that is building its operations, or in eager mode saves or restores.
+    """A saver that builds its operations or, in eager mode, saves or restores.
 
     Attributes:
-      filename: scalar text, what the checkpoint's files start with.
-      restores: whether the tensors are for a restore.
-      names: what it saves, variables and lists of them, by the names in its argument.
+      filename: scalar text, prefix of the checkpoint's files.
+      names: what it saves: variables and lists of them, by name.
     """
 
     filename: tf.Tensor
@@ -73,9 +70,9 @@ class SaverCall(NamedTuple):
 
 
 def saver_call() -> SaverCall | None:
-    """Returns what the saver does that is among the callers; None: there is none.
+    """Returns the call of the saver among the callers; None if there is none.
 
-    It asks for the same attribute when it saves and when it restores, and tells nobody of its file.
+    A saver reads the same attribute for save and restore, and passes its file name to nobody.
     """
     filename, restores = None, False
     for frame in callers():
@@ -89,9 +86,5 @@ def saver_call() -> SaverCall | None:
 
 
 def prefix_in_the_end(filename: str) -> str:
-    """Returns what a checkpoint's files start with, of what a saver writes: a sharded one moves it.
-
-    Args:
-      filename: as the saver has it.
-    """
+    """Returns the prefix of a checkpoint's final files; a sharded saver moves them there."""
     return re.sub(r"(_temp/part|\.part)-\d+-of-\d+$", "", filename)

@@ -1,9 +1,8 @@
-"""When to save: on all ranks after the same step, every so often, and before a job is ended.
+"""When to save: after the same step on all ranks, at intervals, and before the job ends.
 
-What one rank alone knows, that it was told to end, that it is time to save or that its files are
-not written yet, travels in the headers of the collectives that a step makes anyway. The last
-collective of a step has given all ranks the same notes, so after it all decide alike, with no
-communication of their own.
+Facts that only one rank knows (SIGTERM, a save due, files still being written) are sent in the
+headers of the step's collectives. After a step's last collective all ranks have the same notes, so
+all decide alike without further communication.
 """
 
 import logging
@@ -24,7 +23,7 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.work_done import STEPS
 
 _log = logging.getLogger("sok_lite")
-# Failures in a row with which training ends.
+# Consecutive failures after which training ends.
 _MOST_FAILURES = 3
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
@@ -32,19 +31,10 @@ ON_ERROR = ("warn", "raise")
 
 
 class Saves:
-    """Saves of a training, and the end of one that was told to: `Autosave` and Checkpoint have one.
+    """Schedules saves of a training run and ends it on SIGTERM; arguments as in `Autosave`.
 
-    Every rank must call what is not said to be its own.
-
-    Args:
-      functions, every, on_error: as of `Autosave`.
-
-    Attributes:
-      ends: whether the job ends after this save.
-      is_open: between `open` and `close`.
-
-    Raises:
-      TypeError, ValueError: an argument is not as said there.
+    Every rank must call all methods except `open`, `close` and `has_failed`. `ends`: the job ends
+    after this save; `is_open`: between `open` and `close`.
     """
 
     def __init__(
@@ -62,11 +52,11 @@ class Saves:
         self._every, self._seconds = checked_every(every)
         self.ends, self.is_open = False, False
         self._steps: int | None = None  # so far
-        self._saved_at: int | None = None  # steps of the last save that succeeded or is under way
+        self._saved_at: int | None = None  # steps of the last save that succeeded or is in progress
         self._under_way: Any = None
         self._failures = 0
         self._since = monotonic()
-        self._turn = 0  # of the communicator, when it was looked at last
+        self._turn = 0  # of the communicator, when last checked
         self._stack = ExitStack()
 
     @property
@@ -75,11 +65,9 @@ class Saves:
         return self._failures > 0
 
     def open(self, steps: int | None = None, is_saved: bool = False) -> None:
-        """Begins to look for SIGTERM.
+        """Starts to listen for SIGTERM.
 
-        Args:
-          steps: that are done; None: one less than `after` will say.
-          is_saved: whether there is a save of them.
+        `steps` are done, and saved if `is_saved`; None: one less than the next `step` reports.
         """
         self.close()
         self._stack.enter_context(sigterm.noted())
@@ -89,7 +77,7 @@ class Saves:
         self._turn = communicator().turn
 
     def close(self) -> None:
-        """Looks for SIGTERM no longer. It may be called again, also while an error is raised."""
+        """Stops listening for SIGTERM. May be called again, also while an error is raised."""
         self.is_open = False
         communicator().connection.notes.mine = 0
         stack, self._stack = self._stack, ExitStack()
@@ -103,11 +91,7 @@ class Saves:
         self.look()
 
     def step(self, steps: int, is_save_due: bool = True) -> None:
-        """Notes that steps are done, and saves where it is time to. Every rank must call it.
-
-        Args:
-          is_save_due: whether `every` counts; otherwise the program saves in a moment anyway.
-        """
+        """Counts steps, and saves if due; without `is_save_due` the program saves right after."""
         before = steps - 1 if self._steps is None else self._steps
         self._steps = steps
         STEPS.reach(steps)
@@ -125,31 +109,26 @@ class Saves:
         self._tell(comm)
 
     def look(self) -> None:
-        """Ends the job if it was told to, where no step is. Every rank must call it."""
+        """Ends the job if SIGTERM came, outside of a step."""
         comm = communicator()
         if self._notes(comm) & ENDS:
             self._end(comm, self._steps)
         self._tell(comm)
 
     def leave(self, must_be_saved: bool = False) -> None:
-        """Waits for what is saved, and ends a job that was told to. Every rank must call it.
+        """Waits for a background save, and ends the job if SIGTERM came.
 
-        Args:
-          must_be_saved: whether a last save that has failed is made once more, or else raised.
+        `must_be_saved`: repeat a failed last save, and raise if it fails again.
         """
         self.finish()
         if must_be_saved and self.has_failed and self._steps is not None:
-            self._failures = _MOST_FAILURES - 1  # no later one makes up for it
+            self._failures = _MOST_FAILURES - 1  # no later save can make up for it
             self.save(self._steps)
             self.finish()
         self.look()
 
     def wait(self) -> None:
-        """Waits for a save in the background, on all ranks. Every rank must call it.
-
-        Raises:
-          OSError, MemoryError: it has failed, and what was saved before is there still.
-        """
+        """Waits for a background save on all ranks; raises OSError or MemoryError if it failed."""
         begun, self._under_way = self._under_way, None
         if begun is None:
             return
@@ -161,25 +140,25 @@ class Saves:
         self._failures = 0
 
     def finish(self) -> None:
-        """Waits for a save in the background, and counts it."""
+        """Waits for a background save, and counts a failure."""
         try:
             self.wait()
         except (OSError, MemoryError) as error:
             self._note_failure(error)
 
-    # ---------------------------------------------------------------- what ranks know together
+    # ---------------------------------------------------------------- notes of all ranks
 
     def _notes(self, comm: Communicator) -> int:
-        """Returns what ranks have noted; the same on all. Every rank must call it."""
+        """Returns the notes of all ranks, equal on all."""
         if comm.size == 1:
             self._tell(comm)
             return comm.connection.notes.sent()
-        if comm.turn == self._turn:  # so it is on all ranks: the step has sent nothing
+        if comm.turn == self._turn:  # equal on all ranks: the step has sent nothing
             comm.barrier("a step of Autosave")
         return comm.connection.notes.of_all
 
     def _tell(self, comm: Communicator) -> None:
-        """Has the next collectives tell what this rank knows now."""
+        """Sets this rank's notes for the next collectives."""
         sigterm.renew()
         mine = 0
         if self._seconds is not None and comm.rank == 0:
@@ -208,7 +187,7 @@ class Saves:
             self._failures = 0
 
     def _note_failure(self, error: OSError | MemoryError) -> None:
-        """Says that a save has failed on all ranks, or raises."""
+        """Logs a failure of all ranks, or raises it."""
         self._failures += 1
         if self._on_error == "raise" or self._failures >= _MOST_FAILURES:
             raise error
@@ -233,17 +212,13 @@ class Saves:
             at = self._saved_at
             what = "no save has succeeded" if at is None else f"saved after step {at:,}"
             _log.warning("A rank was told to end (SIGTERM): %s, and all ranks end.", what)
-        # None ends while another writes: the launcher would kill that.
+        # No rank exits while another writes: the launcher would kill that one.
         comm.barrier("the end of Autosave")
         sigterm.end()
 
 
 def checked_every(every: Any) -> tuple[int | None, float | None]:
-    """Returns the steps, or the seconds, after which to save.
-
-    Raises:
-      TypeError, ValueError: it is neither a number of steps nor a time.
-    """
+    """Returns the steps, or the seconds, between saves; raises TypeError or ValueError."""
     if every is None:
         return None, None
     if not isinstance(every, str):

@@ -1,4 +1,4 @@
-"""A context variable that has a value within a `with` block."""
+"""Sets a context variable within a `with` block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

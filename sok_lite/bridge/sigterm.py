@@ -1,7 +1,7 @@
-"""SIGTERM, which tells a job that its machine goes away, as a note of this rank for all ranks.
+"""SIGTERM, sent before a machine goes away, as a note of this rank for all ranks.
 
-It is noted and no more, however often it comes: launchers and schedulers repeat it, and whoever
-wants an end at once sends SIGKILL. What the program had for it before is called too.
+It is only noted, however often it comes: launchers and schedulers repeat it, and SIGKILL ends a
+program at once. The program's previous handler is called too.
 """
 
 import contextlib
@@ -15,28 +15,28 @@ from typing import Any, NoReturn
 
 from sok_lite.bridge.job import communicator
 
-# As a shell says of a program that SIGTERM has ended.
+# A shell's status for a program that SIGTERM ended.
 STATUS = 128 + signal.SIGTERM
 
-# More than a `struct sigaction` has.
+# Larger than a `struct sigaction`.
 _ACTION_BYTES = 512
 
 _libc = ctypes.CDLL(None)
 
 _listeners = 0
-_before: Any = None  # as Python knows it
-_action = b""  # as the system knows it: a library may have set it, such as faulthandler
+_before: Any = None  # Python's view
+_action = b""  # the system's view: a library such as faulthandler may have set it
 _process = 0
 _has_come = False
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """Has SIGTERM noted in a `with` block.
+    """Notes SIGTERM within a `with` block.
 
-    In a thread other than the main one, where Python has no handlers, and where the program was
-    started to ignore it, SIGTERM stays as it is. One that has come and that nobody has acted on
-    when the last block is left without an error, is sent again.
+    Outside of the main thread, where Python has no handlers, and in a program started to ignore
+    SIGTERM, it does nothing. A SIGTERM that came but was not acted on is sent again when the last
+    block ends without an error.
     """
     global _listeners, _before, _action, _process
     in_main = threading.current_thread() is threading.main_thread()
@@ -58,20 +58,20 @@ def noted() -> Iterator[None]:
 
 
 def renew() -> None:
-    """Notes for the ranks that are connected now what was noted before."""
+    """Copies the note to the ranks that are connected now."""
     communicator().connection.notes.ends = _has_come
 
 
 def end() -> NoReturn:
-    """Ends the program with the status of SIGTERM; from now on that ends nothing any more."""
-    # A launcher sends it to all ranks as soon as the first has ended.
+    """Exits with the status of SIGTERM, and ignores SIGTERM from now on."""
+    # A launcher sends it to all ranks as soon as the first has exited.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(STATUS)
 
 
 def _leave() -> bool:
-    """Goes back to what the program had; returns whether that ends it."""
+    """Restores the program's handler; returns whether SIGTERM then ends the program."""
     global _listeners
     _listeners -= 1
     if _listeners or signal.getsignal(signal.SIGTERM) is not _note:
@@ -93,7 +93,7 @@ def _action_now() -> bytes:
 
 def _note(number: int, frame: FrameType | None) -> None:
     global _has_come
-    if os.getpid() != _process:  # a forked child, such as a worker that reads data
+    if os.getpid() != _process:  # a forked child, such as a data worker
         _go_back()
         signal.raise_signal(number)
         return

@@ -1,6 +1,6 @@
-"""Keys as a SparseTensor or RaggedTensor, whose rows are combined: checks, and plain arithmetic.
+"""Keys as a SparseTensor or RaggedTensor whose rows are combined: checks and arithmetic.
 
-What lookups of several APIs share before and after they ask a table.
+Shared by the lookups of several APIs.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def checked_combiner(combiner: str | None) -> str:
 
 
 def check_sparse(ids: Any, weights: Any) -> None:
-    """Raises TypeError unless ids, and weights if there are any, are matrices of one kind."""
+    """Raises TypeError unless ids, and weights if given, are matrices of one kind."""
     if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
             f"`sp_ids` must be a SparseTensor or RaggedTensor. Received: {type(ids).__name__}."
@@ -37,14 +37,14 @@ def values_of(matrix: Any) -> tf.Tensor:
 
 
 def with_values(matrix: Any, values: tf.Tensor) -> Any:
-    """Returns a matrix with other values (n,) in the same places."""
+    """Returns a matrix with other values (n,) in the same positions."""
     if isinstance(matrix, tf.RaggedTensor):
         return matrix.with_flat_values(values)
     return tf.SparseTensor(matrix.indices, values, matrix.dense_shape)
 
 
 def as_rows(matrix: Any) -> Any:
-    """Returns what has rank 2 and above as a matrix (batch, None) of its first dimension."""
+    """Flattens rank 2 or more to a matrix (batch, None) by its first dimension."""
     if matrix.shape.rank is None or matrix.shape.rank <= 2:
         return matrix
     if isinstance(matrix, tf.RaggedTensor):
@@ -54,19 +54,15 @@ def as_rows(matrix: Any) -> Any:
 
 
 def as_safe_matrix(ids: Any, weights: Any, combiner: str, default_id: Any) -> tuple[Any, Any, Any]:
-    """Returns what `safe_embedding_lookup_sparse` combines of its arguments.
+    """Prepares the arguments of `safe_embedding_lookup_sparse`.
 
     Args:
-      ids: a SparseTensor or RaggedTensor of rank 2 and above.
-      weights: in the same form; those that are not above 0 go with their ids, but of "sum".
-      default_id: the key of an empty row, in the ids' dtype or one that becomes it; None: none.
+      ids: a SparseTensor or RaggedTensor of rank 2 or more; ValueError for rank 1.
+      weights: in the same form; except with "sum", ids with weights <= 0 are dropped.
+      default_id: the key of an empty row, castable to the ids' dtype; None: none.
 
     Returns:
-      (ids (batch, None), weights or None, outer dimensions that the batch is made of; None: it is
-      the one there is).
-
-    Raises:
-      ValueError: a SparseTensor of rank 1.
+      (ids (batch, None), weights or None, the outer dimensions in the batch, None if there is one).
     """
     ids, weights, outer = _as_matrix(ids, weights)
     if weights is not None and combiner != "sum":
@@ -78,11 +74,7 @@ def as_safe_matrix(ids: Any, weights: Any, combiner: str, default_id: Any) -> tu
 
 
 def with_outer(rows: tf.Tensor, outer: Any, ids: Any) -> Any:
-    """Returns rows (batch, dim) in the outer dimensions that `as_safe_matrix` gave.
-
-    Args:
-      ids: its argument.
-    """
+    """Returns rows (batch, dim) in the outer dimensions from `as_safe_matrix` of `ids`."""
     if outer is None:
         return rows
     if isinstance(ids, tf.RaggedTensor):
@@ -94,24 +86,17 @@ def with_outer(rows: tf.Tensor, outer: Any, ids: Any) -> Any:
 
 
 def clipped(rows: tf.Tensor, max_norm: float | None) -> tf.Tensor:
-    """Returns rows no longer than a norm; None: as they are."""
+    """Returns rows clipped to a norm; unchanged for None."""
     return rows if max_norm is None else tf.clip_by_norm(rows, max_norm, axes=[-1])
 
 
-def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.Tensor:
-    """Returns the rows of keys combined as `tf.nn.embedding_lookup_sparse` does.
+def combine_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.Tensor:
+    """Combines the rows of keys (n, dim) as `tf.nn.embedding_lookup_sparse` does.
 
-    Args:
-      rows: (n, dim), one for each value of `ids`.
-      ids: the matrix (batch, None).
-      weights: a matrix with rows of the same lengths, or None.
-      combiner: "mean", "sqrtn" or "sum".
-
-    Returns:
-      (batch, dim) of the rows' dtype, of float16 and bfloat16 float32; zeros for an empty row.
+    (batch, dim) of the rows' dtype, float32 for float16 and bfloat16; zeros for an empty row.
     """
     dtype = tf.float32 if rows.dtype in (tf.float16, tf.bfloat16) else rows.dtype
-    # Integers as doubles: their sums alone are exact in their own type.
+    # Integers in float64, except plain sums, which are exact in their own dtype.
     is_exact = rows.dtype.is_integer and combiner == "sum" and weights is None
     work = dtype if dtype.is_floating or is_exact else tf.float64
     rows = tf.cast(rows, work)
@@ -120,18 +105,13 @@ def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.
     else:
         segments, batch = ids.indices[:, 0], ids.dense_shape[0]
     each_weight = None if weights is None else tf.cast(values_of(weights), rows.dtype)
-    return tf.cast(combined_segments(rows, each_weight, segments, batch, combiner), dtype)
+    return tf.cast(combine_segments(rows, each_weight, segments, batch, combiner), dtype)
 
 
-def combined_segments(
+def combine_segments(
     rows: tf.Tensor, weights: tf.Tensor | None, segments: tf.Tensor, batch: tf.Tensor, combiner: str
 ) -> tf.Tensor:
-    """Returns rows (n, dim) combined by the row of the batch that each is of, (batch, dim).
-
-    Args:
-      weights: (n,) of the rows' dtype; None: all are 1.
-      segments: (n,), of which row of the batch each is.
-    """
+    """Combines rows (n, dim) by segment (n,), to (batch, dim); weights (n,) of their dtype."""
     if weights is not None:
         rows *= weights[:, tf.newaxis]
     total = tf.math.unsorted_segment_sum(rows, segments, batch)
@@ -145,7 +125,7 @@ def combined_segments(
 
 
 def _as_matrix(ids: Any, weights: Any) -> tuple[Any, Any, Any]:
-    """Returns ids and weights with two dimensions, and the outer ones; None: they have two."""
+    """Returns ids and weights with rank 2, and the outer dimensions, None if they had rank 2."""
     if ids.shape.rank == 2:
         return ids, weights, None
     if isinstance(ids, tf.RaggedTensor):
@@ -162,13 +142,13 @@ def _as_matrix(ids: Any, weights: Any) -> tuple[Any, Any, Any]:
 
 
 def _reshape(sparse: tf.SparseTensor, shape: tf.Tensor) -> tf.SparseTensor:
-    """Returns a SparseTensor in another shape (2,)."""
+    """Reshapes a SparseTensor to rank 2; shape (2,)."""
     sparse = tf.sparse.reshape(sparse, shape)
     return tf.SparseTensor(tf.ensure_shape(sparse.indices, [None, 2]), sparse.values, shape)
 
 
 def _all_ragged(ragged: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Returns what has the same rows, and no dimension in its flat values."""
+    """Returns an equal RaggedTensor whose flat values have rank 1."""
     flat = ragged.flat_values
     if flat.shape.rank in (1, None):
         return ragged

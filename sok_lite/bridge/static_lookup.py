@@ -21,15 +21,14 @@ from sok_lite.bridge.lookup_arguments import Argument, RowBounds, TableSpec, tag
 from sok_lite.bridge.lookup_gradient import note_gradient
 from sok_lite.bridge.lookup_inputs import BatchOfInputs, inputs_of
 from sok_lite.bridge.operation import Facts, OfGradient, Outputs, operation
-from sok_lite.bridge.sparse_matrix import combined_segments
+from sok_lite.bridge.sparse_matrix import combine_segments
 from sok_lite.bridge.tf_private import could_possibly_record
 from sok_lite.bridge.type_spec import alive, live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import static_lookup
 from sok_lite.engine.agreement import agree
-from sok_lite.engine.exchange import return_rows, send_grads
+from sok_lite.engine.exchange import Route, return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from sok_lite.engine.exchange import Route
 from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 
 
@@ -138,7 +137,7 @@ def _combined(argument: Argument, rows: tf.Tensor, number: tf.Tensor) -> tf.Tens
             result = _COMBINE[spec.combiner](rows, number, segments, num_segments=batch)
         else:
             each = tf.gather(rows, number)
-            result = combined_segments(each, weights, segments, batch, spec.combiner)
+            result = combine_segments(each, weights, segments, batch, spec.combiner)
     return tf.ensure_shape(tf.cast(result, spec.dtype), [argument.batch, spec.dim])
 
 

@@ -1,8 +1,8 @@
-"""A table as Keras' files have it: named arrays of numbers in the store of its layer.
+"""Tables in Keras' files: named arrays of numbers in the store of a layer.
 
-They are what `tf.train.Checkpoint` saves of a table, see checkpoint.py. HDF5 knows neither bfloat16
-nor texts as NumPy has them, so that these are written as what they are made of: bfloat16 by its
-bits (uint16), and texts as their bytes (uint8) one after the other, with their lengths.
+The arrays are those of a `tf.train.Checkpoint`, see checkpoint.py. HDF5 has neither bfloat16 nor
+NumPy texts: bfloat16 is stored as its bits (uint16), texts as joined bytes (uint8) with their
+lengths.
 """
 
 import io
@@ -25,11 +25,7 @@ _BYTES, _LENGTHS = "_bytes", "_lengths"
 def write_tensors(
     store: MutableMapping[str, Any], tensors: Mapping[str, tf.Tensor], prefix: str = ""
 ) -> None:
-    """Writes eager tensors to a store, which takes arrays by name.
-
-    Args:
-      prefix: what the names in the store begin with.
-    """
+    """Writes eager tensors to a store, which takes arrays by name, with a prefix."""
     for name, tensor in tensors.items():
         for part, array in _arrays(prefix + name, tensor).items():
             store[part] = array
@@ -38,16 +34,7 @@ def write_tensors(
 def read_tensors(
     store: Mapping[str, Any], dtypes: Mapping[str, tf.DType], whose: str, prefix: str = ""
 ) -> dict[str, tf.Tensor]:
-    """Returns the tensors that `write_tensors` wrote.
-
-    Args:
-      dtypes: of each by its name.
-      whose: the name of the variable, for errors.
-      prefix: what the names in the store begin with.
-
-    Raises:
-      ValueError: something is missing, or has another dtype.
-    """
+    """Returns `write_tensors`' tensors; raises ValueError if one is missing or of another dtype."""
     return {name: _tensor(whose, prefix + name, dtype, store) for name, dtype in dtypes.items()}
 
 
@@ -58,12 +45,12 @@ def _arrays(name: str, tensor: tf.Tensor) -> dict[str, np.ndarray]:
             name + _BYTES: np.frombuffer(b"".join(texts), np.uint8),
             name + _LENGTHS: np.array([len(text) for text in texts], np.int64),
         }
-    array = np.asarray(tensor)  # not numpy(), which copies
+    array = np.asarray(tensor)  # numpy() would copy
     return {name: array.view(np.uint16) if tensor.dtype == tf.bfloat16 else array}
 
 
 def _tensor(whose: str, name: str, dtype: tf.DType, store: Mapping[str, Any]) -> tf.Tensor:
-    """Returns a tensor from the arrays of a store; texts are a list of them, or one."""
+    """Returns a tensor from the arrays of a store; texts as a list, or one scalar."""
     if dtype == tf.string:
         data = _array(whose, name + _BYTES, np.uint8, store).tobytes()
         lengths = _array(whose, name + _LENGTHS, np.int64, store).tolist()
@@ -107,15 +94,9 @@ Tensors = Mapping[str, tf.Tensor]
 def part_of_rank(
     parts: Sequence[Tensors], table: EmbeddingTable, rank: int, size: int
 ) -> dict[str, tf.Tensor]:
-    """Returns what a rank is to have of what all have saved: its own keys, of every part.
+    """Returns a rank's own keys from the parts that ranks saved by `checkpoint.serialized`.
 
-    Args:
-      parts: of each rank that saved what `checkpoint.serialized` gave, eager tensors.
-      table: whose keys they are.
-      rank, size: of the ranks that there are now.
-
-    Raises:
-      ValueError: a part is corrupt, or two have a key in common.
+    Raises ValueError if a part is corrupt, or two have a key in common.
     """
     whose, are_own = f"table {table.name!r}", owns(table, rank, size)
     contents = (from_named_arrays(as_arrays(part), whose) for part in parts)

@@ -7,22 +7,19 @@ import tensorflow as tf
 
 
 def is_keras_tensor(value: Any) -> bool:
-    """Whether a value stands for one while a model of Keras 3 or tf_keras is made of layers."""
+    """Whether a value is the placeholder of a Keras 3 or tf_keras functional model."""
     return any(base.__name__ == "KerasTensor" for base in type(value).__mro__)
 
 
 def is_tensor(strings: Any) -> bool:
-    """Whether strings are TensorFlow's, or stand for such in Keras."""
+    """Whether strings are a tensor of TensorFlow or Keras."""
     kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
     return isinstance(strings, kinds) or is_keras_tensor(strings)
 
 
 def tensor_of_texts(texts: Any) -> tf.Tensor | None:
-    """Returns a text, or lists, an array or a column of texts, as a tensor; None: others are there.
-
-    There may be no texts at all.
-    """
-    # As objects: NumPy's own texts lose zeros at their end.
+    """Returns texts, also none, as a tensor: a text, lists, an array or a column; else None."""
+    # As objects: NumPy's text dtypes drop trailing zeros.
     array = np.asarray(texts, None if isinstance(texts, np.ndarray) else object)
     flat = array.astype(object).reshape(-1).tolist()
     if not all(isinstance(each, (str, bytes)) for each in flat):
@@ -33,14 +30,7 @@ def tensor_of_texts(texts: Any) -> tf.Tensor | None:
 def hash_tensor(strings: Any) -> Any:
     """Returns Fingerprint64 of each string, the hash of `sok_lite.hash_strings`.
 
-    Args:
-      strings: what `is_tensor` says yes to.
-
-    Returns:
-      A tensor of the same kind and shape, int64.
-
-    Raises:
-      TypeError: they are no strings.
+    For strings that `is_tensor` accepts; else TypeError. The same kind and shape, int64.
     """
     if is_keras_tensor(strings):
         raise TypeError(
@@ -57,7 +47,7 @@ def hash_tensor(strings: Any) -> Any:
         return strings.with_values(hash_tensor(strings.values))
     if isinstance(strings, tf.RaggedTensor):
         return strings.with_flat_values(hash_tensor(strings.flat_values))
-    # One to a row: those of a longer row would be hashed together.
+    # One per row: tf.fingerprint hashes a row as a whole.
     prints = tf.fingerprint(tf.reshape(strings, [-1]))
     keys = tf.reshape(tf.bitcast(prints, tf.int64), tf.shape(strings))
     return tf.ensure_shape(keys, strings.shape)

@@ -1,4 +1,4 @@
-"""`hash_strings`: strings as keys, with TensorFlow and without."""
+"""`hash_strings`: strings as keys, with or without TensorFlow."""
 
 import sys
 from typing import Any
@@ -9,24 +9,24 @@ from sok_lite.engine.fingerprint import fingerprints
 
 
 def hash_strings(strings: Any) -> Any:
-    """Returns a key for each string, the same wherever and whenever it is asked for.
+    """Returns a key for each string, always and everywhere the same.
 
-    It is Fingerprint64 of FarmHash of the string's bytes, of a str those in UTF-8, as a signed
-    number: what `tf.fingerprint`, FARM_FINGERPRINT of BigQuery and farmFingerprint64 of Redshift
-    give. So a data pipeline may hash in any of these. Nothing is kept of the strings: two with the
-    same key share a row. Among n strings that happens with a chance of about n * n / 2**65, 3 in
-    100,000 for 33 million. Give the table key_type=tf.int64; an int32 has no room for such keys.
+    The key is FarmHash's Fingerprint64 of the string's bytes (UTF-8 for str) as a signed integer,
+    equal to `tf.fingerprint`, FARM_FINGERPRINT of BigQuery and farmFingerprint64 of Redshift, so a
+    data pipeline may hash in any of these. The strings are not kept: two with the same key share a
+    row. Among n strings the probability of that is about n * n / 2**65, 3 in 100,000 for 33
+    million. Give the table key_type=tf.int64; int32 cannot hold these keys.
 
     Args:
-      strings: in TensorFlow a Tensor, RaggedTensor or SparseTensor of strings, in eager mode,
-        `tf.function`, tf.data and exported models alike. Else a str or bytes, a sequence of them, a
-        NumPy array, a column of pandas. NumPy's dtypes "S" and "U" drop zero bytes at the end.
+      strings: a Tensor, RaggedTensor or SparseTensor of strings, in eager mode, `tf.function`,
+        tf.data and exported models alike; or a str or bytes, a sequence of them, a NumPy array, or
+        a pandas column. NumPy's dtypes "S" and "U" drop zero bytes at the end.
 
     Returns:
-      int64 of the same shape: for what is TensorFlow's the same kind of tensor, else a NumPy array.
+      int64 of the same shape: the same kind of tensor for TensorFlow's tensors, else a NumPy array.
 
     Raises:
-      TypeError: what is no string is among them, a missing value (None, NaN) too.
+      TypeError: a value is not a string; None and NaN are not.
 
     Examples:
       >>> keys = sok_lite.hash_strings(["apple", "pear", "apple"])
@@ -39,7 +39,7 @@ def hash_strings(strings: Any) -> Any:
 
         if is_tensor(strings):
             return hash_tensor(strings)
-    # What it holds, not what NumPy would make of it: of ["a", nan] "nan", of "a\0" "a".
+    # As objects: NumPy would turn ["a", nan] into "nan", and "a\0" into "a".
     array = np.asarray(strings, object)
     encoded = [_encode(string) for string in array.reshape(-1).tolist()]
     return fingerprints(encoded).reshape(array.shape)

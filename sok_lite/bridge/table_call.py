@@ -1,9 +1,9 @@
-"""Calls of a table from TensorFlow: now, or as an operation of a graph that keeps no table.
+"""Calls of a table from TensorFlow: eagerly, or as an operation of a graph.
 
-In eager mode Python is called at once: an operation would take 70 microseconds more, and the order
-is that of the program. In a graph a call is an operation on the handles of its table, by which
-TensorFlow has all that acts on the table in order. What takes or gives texts is no operation of
-ours, whose inputs and outputs are numbers: it is a py_function between two places in that order.
+Eager mode calls Python directly: an operation would take 70 microseconds more, and program order
+suffices. In a graph a call is an operation on the handles of its table, by which TensorFlow orders
+all operations on it; the graph keeps no table alive. Our operations take numbers only, so a call
+with texts is a py_function between two operations in that order.
 """
 
 import weakref
@@ -24,19 +24,14 @@ from sok_lite.native.plans import LookupPlan, WritePlan
 
 
 class Results:
-    """The outputs of a call in eager mode: what `Outputs` are in a graph.
-
-    Args:
-      dtypes: of the outputs.
-      backend: whose memory they are in.
-    """
+    """The outputs of a call in eager mode, with the interface of `Outputs`."""
 
     def __init__(self, dtypes: Sequence[tf.DType], backend: Backend) -> None:
         self._dtypes, self._backend = dtypes, backend
         self._arrays: dict[int, Array] = {}
 
     def empty(self, number: int, shape: Sequence[int]) -> Array:
-        """Returns memory for an output, to be written, which its tensor takes over."""
+        """Returns memory for an output, to be written; its tensor takes the memory over."""
         self.give(number, empty(shape, self._dtypes[number], self._backend))
         return self._arrays[number]
 
@@ -55,7 +50,7 @@ class Results:
 
 
 _unconverted = tf.autograph.experimental.do_not_convert
-# Takes the engine's table, the outputs, and the inputs as arrays.
+# Takes the engine's table, the outputs, and the input arrays.
 Function = Callable[..., None]
 
 
@@ -69,15 +64,15 @@ def table_call(
     shapes: Sequence[Any] = (),
     plan: LookupPlan | WritePlan | None = None,
 ) -> Any:
-    """Calls a function of a variable's table and of arrays, at once or from a graph.
+    """Calls a function of a variable's table and arrays, eagerly or in a graph.
 
     Args:
-      variable: a graph keeps a weak reference only.
-      what: for errors, with the variable's name: "The export of 'user'".
-      function: takes the engine's table, the outputs, which it writes or gives, and arrays.
+      variable: a graph keeps only a weak reference.
+      what: names the call in errors: "The export of 'user'".
+      function: takes the engine's table, the outputs, to be written, and arrays.
       inputs: tensors of numbers.
       dtypes, shapes: of the outputs.
-      plan: by which native code may do it in a graph; None: it may not.
+      plan: for native code in a graph; None: it cannot do the call.
 
     Returns:
       A list of tensors; without any, None in eager mode and the operation in a graph.
@@ -89,16 +84,16 @@ def table_call(
 
     if tf.executing_eagerly():
         refuse_replicas(what)
-        return on_device(backend, _at_once, run, inputs, dtypes, backend) or None
-    plain = _unconverted(run)  # what it calls is of the caller's graph, converted by AutoGraph
+        return on_device(backend, _call_eagerly, run, inputs, dtypes, backend) or None
+    plain = _unconverted(run)  # AutoGraph would convert what it calls as part of the caller's graph
     of_call = (variable.handles, plain, inputs, dtypes, backend, what)
-    # A read by native code is ordered by the table alone: what acts on others may run beside it.
+    # A native read is ordered with operations on its own table only.
     is_ordered = not (isinstance(plan, LookupPlan) and has_turn())
     outputs = operation("sok_method", *of_call, plan=plan, is_ordered=is_ordered)
-    return _shaped(outputs, shapes)
+    return _set_shapes(outputs, shapes)
 
 
-def _at_once(
+def _call_eagerly(
     run: Callable[..., None],
     inputs: Sequence[Any],
     dtypes: Sequence[tf.DType],
@@ -109,8 +104,8 @@ def _at_once(
     return results.tensors()
 
 
-def _shaped(outputs: Any, shapes: Sequence[Any]) -> Any:
-    """Returns tensors once their shapes are set, or an operation, which has none."""
+def _set_shapes(outputs: Any, shapes: Sequence[Any]) -> Any:
+    """Sets the shapes of tensors and returns them; an operation has none."""
     for output, shape in zip(outputs if shapes else (), shapes, strict=True):
         output.set_shape(shape)
     return outputs
@@ -128,11 +123,7 @@ def text_call(
     dtypes: Sequence[tf.DType] = (),
     shapes: Sequence[Any] = (),
 ) -> Any:
-    """Does what `table_call` does, where a tensor is a text.
-
-    Args:
-      function: takes the engine's table and eager tensors, gives eager tensors.
-    """
+    """As `table_call`, with a function of eager tensors, among them texts."""
     reference = weakref.ref(variable)
 
     def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -142,7 +133,7 @@ def text_call(
     outputs = host_call(run, inputs, dtypes, backend, what, handles=handles)
     if tf.executing_eagerly():
         return outputs or None
-    return _shaped(outputs, shapes)
+    return _set_shapes(outputs, shapes)
 
 
 def array_call(
@@ -154,11 +145,9 @@ def array_call(
     shapes: Sequence[Any] = (),
     plan: WritePlan | None = None,
 ) -> Any:
-    """Does what `table_call` does, with a function that gives its results.
+    """As `table_call`, with a function that returns its results: an array or a tuple of arrays.
 
-    Args:
-      function: takes the engine's table and arrays; gives an array, or a tuple of them, or nothing
-        where `dtypes` is empty. A number, an array without a dimension, may be the host's.
+    Or None if `dtypes` is empty. A scalar array may be in host memory.
     """
 
     def run(table: EmbeddingTable, outputs: Outputs | Results, *arrays: Array) -> None:
@@ -180,11 +169,7 @@ def method_call(
     shapes: Sequence[Any] = (),
     plan: WritePlan | None = None,
 ) -> Any:
-    """Does what `array_call` does for a method of a variable, once the variable is ready.
-
-    Args:
-      method: its name, for errors.
-    """
+    """As `array_call`, for a method of a variable once the variable is ready."""
     count = len(inputs)
 
     def run(table: EmbeddingTable, *arrays: Array) -> Any:
@@ -202,13 +187,7 @@ def of_each_key(
     function: Callable[[EmbeddingTable, Array], Array],
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """Returns what a function of the table and of keys (n,) gives, in the keys' shape.
-
-    Args:
-      method: that a program calls, for errors.
-      keys: integers of any shape.
-      dtype: of what the function gives.
-    """
+    """Returns a function of the table and keys (n,), in the keys' shape."""
     keys = checked_keys(variable, keys)
 
     def run(table: EmbeddingTable, keys: Array) -> Array:
@@ -219,10 +198,7 @@ def of_each_key(
 
 
 def to_rows(array: Array, dtype: tf.DType, table: EmbeddingTable) -> Array:
-    """Returns what is the array of a tensor of rows as one that a table takes for rows.
-
-    Bits of bfloat16 are rows to a table of bfloat16 only, and not every CuPy knows its dtype.
-    """
+    """Returns rows for a table: only one of bfloat16 accepts bits, and not every CuPy has it."""
     if dtype == tf.bfloat16 and table.row_dtype.name != "bfloat16":
         return bfloat16_to_float32(table.backend.xp, array)
     return array

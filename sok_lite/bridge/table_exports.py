@@ -1,6 +1,6 @@
-"""Keys and rows of a table as tensors: all, some by a predicate or score, and piece by piece.
+"""Exports of a table's keys and rows as tensors: all, some, or in chunks.
 
-Functions of a variable, which the APIs name as its methods, as those of table_ops.py.
+Functions of a variable; the APIs offer them as its methods, as those of table_ops.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable, Entries
 from sok_lite.engine.table.exclusive import alone
 
-# Which entries to take: keys (n,), rows (n, dimension), scores (n,) uint64, all NumPy -> (n,) bool.
+# Selects entries: keys (n,), rows (n, dimension), scores (n,) uint64, all NumPy -> (n,) bool.
 Predicate = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
 
@@ -27,14 +27,14 @@ def export(variable: TableVariable, cutoff: float | None = None) -> tuple[tf.Ten
     """Returns this rank's keys, ascending, and their rows.
 
     Args:
-      cutoff: leaves out the keys of whose row now every |element| < cutoff, such as 1e-20 for rows
-        of zeros; None: none.
+      cutoff: leaves out keys whose row has only |elements| < cutoff, such as 1e-20 for rows of
+        zeros; None: none.
 
     Returns:
       (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
 
     Raises:
-      TypeError, ValueError: the cutoff is no number above 0.
+      TypeError, ValueError: the cutoff is not a number above 0.
     """
     check_cutoff(cutoff)
     key_type, dtype = variable.key_type, variable.dtype
@@ -53,18 +53,18 @@ def export(variable: TableVariable, cutoff: float | None = None) -> tuple[tf.Ten
 def export_if(
     variable: TableVariable, predicate: Predicate | None = None, *, min_score: int | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns some of the keys, ascending, and their rows.
+    """Returns selected keys, ascending, and their rows.
 
     Args:
-      predicate: called with some entries at a time, NumPy arrays keys (n,), rows (n, dimension)
-        and scores (n,) uint64; returns (n,) bool.
-      min_score: keys of this score and above.
+      predicate: called with some entries at a time, NumPy arrays keys (n,), rows (n, dimension) and
+        scores (n,) uint64; returns (n,) bool.
+      min_score: selects keys with at least this score.
 
     Returns:
       (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
 
     Raises:
-      ValueError: not exactly one of the two is passed, or no bools come back.
+      ValueError: not exactly one of the two is passed, or the predicate does not return bools.
     """
     if (predicate is None) == (min_score is None):
         raise ValueError(
@@ -92,18 +92,18 @@ def export_if(
 def export_chunks(
     variable: TableVariable, num_slots: int = 1 << 20
 ) -> Iterator[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
-    """Yields the whole table in pieces, in no order. Python only, outside of graphs.
+    """Yields the whole table in chunks, in no order. Python only, outside of graphs.
 
     Args:
-      num_slots: places of the index that are looked at together: so many keys at most.
+      num_slots: index slots per chunk, the largest number of keys in one.
 
     Yields:
-      (indices (n,) of the key type, values (n, dimension) of the rows' dtype, scores (n,)
-      uint64); n may be 0.
+      (indices (n,) of the key type, values (n, dimension) of the rows' dtype, scores (n,) uint64);
+      n may be 0.
 
     Raises:
-      RuntimeError: the table has changed between two pieces, so that some keys might be
-        missing: keys came or went, or rows moved between tiers.
+      RuntimeError: the table changed between two chunks, so keys might be missing: keys were
+        inserted or removed, or rows moved between tiers.
     """
     if num_slots < 1:
         raise ValueError(f"`num_slots` must be at least 1. Received: {num_slots}.")
@@ -120,7 +120,7 @@ def export_chunks(
             to_tensor(entries.scores, tf.uint64, backend),
         ]
 
-    # Looked at once more at the end: a table that has shrunk ends before its keys do.
+    # Checked once more at the end: a table that has shrunk ends before its keys do.
     is_more = True
     while is_more:
         is_more = first < table.num_slots
@@ -137,7 +137,7 @@ def export_chunks(
 
 
 def on_host(variable: TableVariable, predicate: Predicate) -> Callable[[Entries], Array]:
-    """Returns a choice of entries for the engine, from a program's predicate of NumPy arrays."""
+    """Returns the engine's selection of entries, from a program's predicate of NumPy arrays."""
     backend, dtype = variable.table.backend, variable.dtype
 
     def choose(entries: Entries) -> Array:

@@ -1,7 +1,7 @@
-"""Methods of a table that a variable has not: remove keys, show scores, count.
+"""Methods of a table beyond a tf.Variable's: remove keys, read scores, count.
 
-Functions of a variable, which the APIs name as its methods. Each acts on the part of this rank and
-does not communicate, unless it says so. Those that give tensors work in eager mode and in graphs.
+Functions of a variable; the APIs offer them as its methods. Each acts on this rank's part and does
+not communicate, unless it says so. Those that return tensors work in eager mode and in graphs.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ from sok_lite.engine.dtypes import instead_of_key, is_integer, number_in
 from sok_lite.engine.table import EmbeddingTable, Statistics
 from sok_lite.engine.table.remove import check_limits
 
-# ---------------------------------------------------------------- looking
+# ---------------------------------------------------------------- queries
 
 
 def size(variable: TableVariable) -> tf.Tensor:
-    """Returns int32 [rows on this rank, dimension]; the largest int32 for more rows."""
+    """Returns int32 [rows on this rank, dimension]; rows saturate at the largest int32."""
 
     def run(table: EmbeddingTable) -> Array:
         rows = min(table.size, np.iinfo(np.int32).max)
@@ -48,19 +48,19 @@ def num_keys(variable: TableVariable) -> tf.Tensor:
 
 
 def length(variable: TableVariable) -> int:
-    """Returns the number of keys on this rank as of now: len(variable). Not for a tf.function."""
+    """Returns the current number of keys on this rank: len(variable). Not in a tf.function."""
     _refuse_in_function(variable, "len()", "variable.size there")
     return int(on_device(variable.table.backend, getattr, variable.table, "size"))
 
 
 def has(variable: TableVariable, key: Any) -> bool:
-    """Returns whether a key has a row on this rank as of now: key in variable. It changes nothing.
+    """Returns whether a key has a row on this rank now: key in variable. It changes nothing.
 
     Args:
-      key: one integer; one that does not fit the key type has no row. Not for a tf.function.
+      key: one integer; outside the key type's range it has no row. Not in a tf.function.
 
     Raises:
-      TypeError: it is no integer, or several.
+      TypeError: not an integer, or several.
     """
     _refuse_in_function(variable, "`in`", "variable.contains(keys) there")
     if tf.is_tensor(key) and key.shape.rank == 0 and hasattr(key, "numpy"):
@@ -89,7 +89,7 @@ def has(variable: TableVariable, key: Any) -> bool:
 def statistics(variable: TableVariable) -> Statistics:
     """Returns sizes and counters of the table: a NamedTuple of numbers, as of now.
 
-    It looks at the whole index. Not for a tf.function, where it would be called once only.
+    It reads the whole index. Not in a tf.function, which would call it only while traced.
     """
     _refuse_in_function(variable, "statistics()", "it outside of the tf.function")
     return on_device(variable.table.backend, variable.table.statistics)
@@ -100,8 +100,8 @@ def contains(variable: TableVariable, keys: Any, all_ranks: bool = False) -> tf.
 
     Args:
       keys: integers of any shape.
-      all_ranks: whether to ask the ranks that own the keys, each rank about keys of its own: every
-        rank must call it then. False: this rank alone.
+      all_ranks: True: ask the keys' owner ranks, each rank with its own keys; then every rank must
+        call it. False: this rank only.
 
     Returns:
       bool, of the keys' shape.
@@ -111,14 +111,14 @@ def contains(variable: TableVariable, keys: Any, all_ranks: bool = False) -> tf.
         return tf.reshape(_at_owners(variable, tf.reshape(keys, [-1])), tf.shape(keys))
 
     def run(table: EmbeddingTable, keys: Array) -> Array:
-        # As numbers: not every TensorFlow takes bits of bool from outside.
+        # As uint8: not every TensorFlow accepts bool memory from outside.
         return table.contains(keys).view(np.uint8)
 
     return tf.cast(of_each_key(variable, "contains", keys, run, tf.uint8), tf.bool)
 
 
 def _at_owners(variable: TableVariable, keys: tf.Tensor) -> tf.Tensor:
-    """Returns whether keys (n,) have a row on the ranks that own them, (n,) bool."""
+    """Returns whether keys (n,) have a row on their owner ranks, (n,) bool."""
 
     def run(table: EmbeddingTable, keys: Array) -> tuple[Array, Array]:
         xp, size = table.backend.xp, communicator().size
@@ -140,16 +140,16 @@ def scores(variable: TableVariable, keys: Any) -> tf.Tensor:
       keys: integers of any shape.
 
     Returns:
-      uint64, of the keys' shape; 0 for a key that has no row. Of kLru, and of an "hbm" table,
-      it is the number of the lookup that last saw the key.
+      uint64, of the keys' shape; 0 for a key without a row. For kLru and for an "hbm" table, the
+      number of the key's last lookup.
     """
     return of_each_key(variable, "scores", keys, lambda table, keys: table.scores(keys), tf.uint64)
 
 
 def num_zero_rows(variable: TableVariable) -> tf.Tensor:
-    """Returns how many keys of this rank have a row of nothing but 0 now, scalar int64.
+    """Returns how many keys of this rank have rows of zeros, scalar int64.
 
-    It looks at every row and changes nothing.
+    It reads every row and changes nothing.
     """
     return _count(variable, "num_zero_rows", lambda table: table.num_zero_rows(), [])
 
@@ -164,14 +164,14 @@ def erase(variable: TableVariable, keys: Any) -> tf.Tensor:
       keys: integers of any shape; those without a row are skipped.
 
     Returns:
-      Scalar int64, how many were there.
+      Scalar int64, how many were removed.
     """
     keys = checked_keys(variable, keys)
     return _count(variable, "erase", lambda table, keys: table.erase(keys.reshape(-1)), [keys])
 
 
 def erase_if(variable: TableVariable, predicate: Predicate) -> tf.Tensor:
-    """Removes the keys that a predicate chooses; returns how many, scalar int64.
+    """Removes the keys that a predicate selects; returns how many, scalar int64.
 
     Args:
       predicate: takes some entries at a time, NumPy arrays keys (n,), rows (n, dimension) and
@@ -188,20 +188,20 @@ def expire(
     seconds: float | None = None,
     **others: Any,
 ) -> tf.Tensor:
-    """Removes keys that were not seen lately; returns how many, scalar int64.
+    """Removes keys without recent lookups; returns how many, scalar int64.
 
-    It is one change, whole or not at all, and shows no progress: 10 million keys of dim 16, of
-    which half go, take about a second of a core.
+    It is atomic and shows no progress: removing half of 10 million keys of dim 16 takes about a
+    second on one core.
 
     Args:
-      num_lookups: those that none of the last `num_lookups` lookups of this table asked for.
-      seconds: those that no lookup asked for within that time, up to about a second. Checkpoints
-        keep times; what came from an old one without counts as seen when it was restored.
-      others: there are none; days and the like raise.
+      num_lookups: removes keys absent from the last `num_lookups` lookups of this table.
+      seconds: removes keys without a lookup within that time, to about a second. Checkpoints keep
+        times; keys from an old one without times count from its restore.
+      others: none is accepted; days and the like raise.
 
     Raises:
-      TypeError, ValueError: not exactly one of the two is passed, or another, or it is no number or
-        negative.
+      TypeError, ValueError: not exactly one of the two is passed, another is passed, or it is not a
+        number or negative.
     """
     check_limits(num_lookups, seconds, others)
     return _count(
@@ -210,7 +210,7 @@ def expire(
 
 
 def erase_below(variable: TableVariable, cutoff: float) -> tf.Tensor:
-    """Removes the keys of whose row every |element| < cutoff; returns how many, scalar int64.
+    """Removes keys whose row has only |elements| < cutoff; returns how many, scalar int64.
 
     Raises:
       ValueError: the cutoff is not above 0.
@@ -219,12 +219,12 @@ def erase_below(variable: TableVariable, cutoff: float) -> tf.Tensor:
 
 
 def clear(variable: TableVariable) -> Any:
-    """Removes every key and gives the memory back. Returns the operation in a graph."""
+    """Removes every key and frees the memory. Returns the operation in a graph."""
     return method_call(variable, "clear", lambda table: table.clear())
 
 
 def reserve(variable: TableVariable, num_keys: int) -> Any:
-    """Makes the index large enough for `num_keys` keys. Returns the operation in a graph."""
+    """Reserves index capacity for `num_keys` keys. Returns the operation in a graph."""
     return method_call(variable, "reserve", lambda table: table.reserve(num_keys))
 
 
@@ -235,8 +235,8 @@ def assign_scores(variable: TableVariable, keys: Any, scores: Any) -> Any:
     """Sets the scores of the keys that have a row. Returns the operation in a graph.
 
     Args:
-      keys: (n,) integers; of a repeated key the last score counts.
-      scores: (n,) non-negative integers; of kLru, numbers of lookups.
+      keys: (n,) integers; for a repeated key the last score is kept.
+      scores: (n,) non-negative integers; for kLru, numbers of lookups.
 
     Raises:
       TypeError, ValueError: types or shapes do not fit, or a score is negative.
@@ -248,15 +248,16 @@ def assign_scores(variable: TableVariable, keys: Any, scores: Any) -> Any:
 
 
 def decay_scores(variable: TableVariable, factor: float) -> Any:
-    """Multiplies the counts by which kLfu and kEpochLfu evict by a factor, rounded down, on this
-    rank: a key that was popular once has to be seen again to stay. The next increment of a
-    checkpoint is a whole one. Returns the operation in a graph.
+    """Multiplies the counts of kLfu and kEpochLfu on this rank by a factor, rounded down.
+
+    A key that was popular once then has to be seen again to stay. The next increment of a
+    checkpoint is a full one. Returns the operation in a graph.
 
     Args:
       factor: from 0 to 1, such as 0.5 once a day.
 
     Raises:
-      TypeError, ValueError: `factor` is no such number, or the table evicts by something else.
+      TypeError, ValueError: `factor` is not such a number, or the table evicts by other scores.
     """
     return method_call(variable, "decay_scores", lambda table: table.decay_scores(factor))
 
@@ -272,7 +273,7 @@ def epoch(variable: TableVariable) -> int:
 
 
 def set_epoch(variable: TableVariable, epoch: int) -> None:
-    """Begins an epoch: keys of earlier ones are evicted first. Not within a tf.function."""
+    """Begins an epoch: keys of earlier ones are evicted first. Not in a tf.function."""
     if tf.inside_function():
         raise RuntimeError(
             f"The epoch of {variable.name!r} would be set once, while the tf.function is traced. "
@@ -282,7 +283,7 @@ def set_epoch(variable: TableVariable, epoch: int) -> None:
     on_device(variable.table.backend, setattr, variable.table, "epoch", epoch)
 
 
-# ---------------------------------------------------------------- inside
+# ---------------------------------------------------------------- helpers
 
 
 def _refuse_in_function(variable: TableVariable, what: str, instead: str) -> None:

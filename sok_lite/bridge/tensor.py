@@ -1,14 +1,14 @@
-"""tf.Tensor <-> array of a backend: where one becomes the other in host calls.
+"""Conversion of tf.Tensor and backend arrays in host calls.
 
-Towards the engine an array is a view of the tensor's memory. Towards TensorFlow results are written
-where TensorFlow needs them, without a copy: on a CPU into memory that TensorFlow takes over, on a
-GPU into memory that TensorFlow gave.
+The engine gets views of the tensors' memory. Results are written where TensorFlow needs them,
+without a copy: on a CPU into memory that TensorFlow takes over, on a GPU into memory that
+TensorFlow allocated.
 
 On a GPU the two libraries use streams that do not wait for each other. Making a DLPack capsule
-waits for TensorFlow's work, also for what may still read memory that TensorFlow gives out again.
-What the backend writes is waited for at the end of a call (`host_call.on_device`), and until then
-no memory of TensorFlow's may be freed: `memory_of_call` keeps it. A call whose kernels only read
-such memory does not wait: it is kept until a later one does, of which there has to be one.
+waits for TensorFlow's work, including readers of memory that TensorFlow reuses. A call ends by
+waiting for the backend's writes (`host_call.on_device`); until then `memory_of_call` keeps
+TensorFlow's memory alive. A call whose kernels only read such memory need not wait: the memory is
+kept until a later call waits, so there has to be one.
 """
 
 import ctypes
@@ -44,13 +44,13 @@ _pointer_of_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _Memory:
-    """TensorFlow's GPU memory that a call works in.
+    """TensorFlow's GPU memory used by a call.
 
     Attributes:
-      views: array, tensor and capsule by the id of the tensor; the last two own the memory.
+      views: tensor id -> (array, tensor, capsule); the last two own the memory.
       results: address -> the tensor that `empty` made there.
       arguments: of the call. The frame of an operation is one, and owns its inputs.
-      is_left: whether the call has returned before its kernels have run.
+      is_left: whether the call returned before its kernels ran.
     """
 
     def __init__(self) -> None:
@@ -61,23 +61,22 @@ class _Memory:
 
 
 class _OfThread(threading.local):
-    # Only the call itself owns it: an interrupt may come before it is taken away here.
+    # Only the call owns it: an interrupt may come before the reference is reset here.
     memory: "weakref.ref[_Memory] | None" = None
 
 
 _of_thread = _OfThread()
-# By device: memory of calls that may have returned before their kernels have run. In a loop of them
-# nothing else would wait, and each may have the gradients of a whole batch.
+# By device: memory of calls that may have returned before their kernels ran. A loop of such calls
+# never waits, and each may hold the gradients of a whole batch.
 _left_behind: dict[int, list[_Memory]] = {}
 _MOST_LEFT = 4
 
 
 @contextmanager
 def memory_of_call(backend: Backend, left_behind: bool = False) -> Iterator[_Memory]:
-    """Keeps the GPU memory of TensorFlow's that becomes arrays inside, until the end.
+    """Keeps TensorFlow's GPU memory that becomes arrays in the block until its end.
 
-    Args:
-      left_behind: whether it is kept longer where `is_left` was set: until `wait_for_all`.
+    With `left_behind` and `is_left`, until `wait_for_all`.
     """
     memory = _Memory()
     if left_behind:
@@ -90,26 +89,22 @@ def memory_of_call(backend: Backend, left_behind: bool = False) -> Iterator[_Mem
 
 
 def may_leave(backend: Backend) -> bool:
-    """Whether few enough calls are left behind that one more may be."""
+    """Whether one more call may return before its kernels have run."""
     return sum(memory.is_left for memory in _left_behind.get(backend.device_id, [])) < _MOST_LEFT
 
 
 def wait_for_all(backend: Backend, ended: _Memory | None = None) -> None:
-    """Waits for all that was launched, and lets go of memory of calls that have returned before.
-
-    Args:
-      ended: of a call that ends here.
-    """
+    """Waits for all launches, and releases memory of `ended` and of calls that returned early."""
     try:
         kept = _left_behind.get(backend.device_id, [])
-        # Before the wait: what another thread leaves meanwhile is not waited for.
+        # Before the wait, which does not cover what another thread leaves meanwhile.
         done = [memory for memory in kept if memory.is_left or memory is ended]
         backend.synchronize()
     except BaseException:
         backend.synchronize()  # an interrupt may have come before the wait
         raise
     for memory in done:
-        with suppress(ValueError):  # another thread has waited as well
+        with suppress(ValueError):  # another thread has waited too
             kept.remove(memory)
 
 
@@ -122,8 +117,8 @@ def _memory() -> _Memory:
 
 
 def _storage_dtype(dtype: tf.DType) -> np.dtype:
-    """Returns the dtype of the engine's arrays: bfloat16 travels as its 16 bits."""
-    for known, storage in _STORAGE:  # TensorFlow takes 1 microsecond to compare or to hash one
+    """Returns the dtype of the engine's arrays: bfloat16 is passed as its 16 bits."""
+    for known, storage in _STORAGE:  # comparing or hashing a TensorFlow dtype takes 1 microsecond
         if dtype is known:
             return storage
     return np.dtype(dtype.as_numpy_dtype)
@@ -134,14 +129,11 @@ def _is_on_gpu(tensor: tf.Tensor) -> bool:
 
 
 def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
-    """Returns an array of the backend over a GPU tensor's memory; None where that is the host's.
+    """Returns an array of the backend over a GPU tensor's memory; None for host memory.
 
-    TensorFlow keeps some int32 tensors of a GPU in the host's memory. Only the pointer is read from
-    the capsule: its device number counts TensorFlow's visible GPUs, which is wrong after
-    `tf.config.set_visible_devices`.
-
-    Raises:
-      ValueError: the memory is on another GPU than the backend.
+    TensorFlow keeps some int32 tensors of a GPU in host memory. Only the pointer of the capsule is
+    read: its device number counts TensorFlow's visible GPUs, which is wrong after
+    `tf.config.set_visible_devices`. Raises ValueError if the memory is on another GPU.
     """
     xp = backend.xp
     dtype = _storage_dtype(tensor.dtype)
@@ -173,11 +165,7 @@ def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
 
 
 def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.Tensor | None:
-    """Returns memory of TensorFlow's on the backend's GPU; None where TensorFlow does not use it.
-
-    Raises:
-      MemoryError: there is not that much.
-    """
+    """Allocates a tensor on the backend's GPU, or raises MemoryError; None without that GPU."""
     name = device_name(backend)
     if name is None:
         return None
@@ -185,14 +173,14 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
         allocate = partial(_allocate, name, shape, dtype)
         tensor = with_all_memory(backend, allocate, tf.errors.ResourceExhaustedError)
     except tf.errors.ResourceExhaustedError as error:
-        # In a graph TensorFlow would forget the kind of its own error.
+        # A graph would lose the type of TensorFlow's own error.
         size = math.prod(shape) * dtype.size
         raise MemoryError(
             f"TensorFlow has no {size:,} bytes of GPU memory for a result. Take smaller batches, "
             f"or leave it more: tables and TensorFlow share the GPU. ({error.message})"
         ) from error
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
-        # It has no such kernel for this dtype on a GPU, and was told not to look elsewhere.
+        # TensorFlow has no GPU kernel for this dtype, and may not use another device.
         return None
     return tensor if _is_on_gpu(tensor) else None
 
@@ -200,23 +188,18 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
 def with_all_memory(
     backend: Backend, allocate: Callable[[], Result], refusal: type[Exception]
 ) -> Result:
-    """Returns what TensorFlow allocates on a GPU, at the second try with all memory that there is.
-
-    Args:
-      refusal: what `allocate` raises where there is not as much.
-    """
+    """Calls TensorFlow's allocation on a GPU; after `refusal`, frees what is unused and retries."""
     try:
         return allocate()
     except refusal:
-        # TensorFlow cannot have what calls keep that did not wait, and what tables have given back,
-        # which CuPy keeps.
+        # Free memory of calls that did not wait, and blocks that tables have freed and CuPy caches.
         wait_for_all(backend)
         backend.xp.get_default_memory_pool().free_all_blocks()
         return allocate()
 
 
 def _allocate(device: str, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-    # Of a list TensorFlow would make a tensor in 90 microseconds.
+    # TensorFlow takes 90 microseconds to convert a list.
     on_host = np.array(shape, np.int32)
     with tf.device(device):
         return tf.raw_ops.Empty(shape=on_host, dtype=dtype, init=False)
@@ -225,23 +208,17 @@ def _allocate(device: str, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
 def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
     """Returns an eager tensor as an array of the backend, without a copy on the same processor.
 
-    The array is read only by agreement: TensorFlow may share the memory with other tensors.
-
-    Args:
-      tensor: an eager tensor of numbers; bfloat16 comes out as uint16.
-      backend: whose arrays are wanted.
-
-    Raises:
-      ValueError: the tensor is on another GPU than the backend.
+    The array must not be written: TensorFlow may share the memory with other tensors. bfloat16
+    becomes uint16. Raises ValueError if the tensor is on another GPU than the backend.
     """
     if backend.name != "cpu" and _is_on_gpu(tensor):
         view = _gpu_view(tensor, backend)
         if view is not None:
             return view
-    # To ask a tensor for its dtype or its shape takes longer than to make the array.
+    # Reading a tensor's dtype or shape takes longer than making the array.
     try:
         array = np.asarray(tensor)
-    except ValueError:  # of a bfloat16 scalar TensorFlow gives NumPy no array
+    except ValueError:  # bfloat16 scalars have no array interface
         array = np.asarray(tensor.numpy())
     if array.dtype == _BFLOAT16:
         array = array.view(np.uint16)
@@ -249,19 +226,10 @@ def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
 
 
 def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
-    """Returns memory for a result that `to_tensor` can hand to TensorFlow without a copy.
+    """Allocates a C-contiguous result that `to_tensor` can pass to TensorFlow without a copy.
 
-    Args:
-      shape: of the result.
-      dtype: a float or integer dtype; bfloat16 gives a uint16 array.
-      backend: whose arrays are wanted.
-
-    Returns:
-      A C-contiguous array of that shape, not initialised.
-
-    Raises:
-      MemoryError: there is not that much.
-      ValueError: TensorFlow's GPU is another than the backend's.
+    Not initialised; bfloat16 becomes uint16. Raises MemoryError, and ValueError if TensorFlow uses
+    another GPU than the backend.
     """
     storage = _storage_dtype(dtype)
     if backend.name != "cpu":
@@ -277,13 +245,9 @@ def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
 def to_tensor(array: Array, dtype: tf.DType, backend: Backend | None) -> tf.Tensor:
     """Returns an array as an eager tensor. The array must not be written afterwards.
 
-    What `empty` gave is not copied. Anything else on a GPU is, as CuPy might hand out memory of its
-    own again while TensorFlow still reads it, and on a CPU what TensorFlow cannot take.
-
-    Args:
-      array: an array of the backend; uint16 where `dtype` is bfloat16.
-      dtype: the tensor's dtype, of the same storage as the array's.
-      backend: whose array it is; None: the host's.
+    Memory from `empty` is not copied. Other GPU arrays are, because CuPy might reuse their memory
+    while TensorFlow still reads it, and CPU arrays that TensorFlow cannot take. The array is uint16
+    if `dtype` is bfloat16; without a backend it is the host's.
     """
     if backend is not None and backend.name != "cpu":
         return _from_gpu(array, dtype, backend)
@@ -300,7 +264,7 @@ def to_tensor(array: Array, dtype: tf.DType, backend: Backend | None) -> tf.Tens
 def _from_gpu(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
     is_whole = array.size and array.flags.c_contiguous
     result = _memory().results.get(backend.address(array)) if is_whole else None
-    # A part of a result, or its bits as another dtype, begins where it does.
+    # A part of a result, or its bits as another dtype, has the same address.
     if result is not None and (result.dtype, tuple(result.shape)) == (dtype, array.shape):
         return result
     tensor = _gpu_tensor(array.shape, dtype, backend)
@@ -319,12 +283,12 @@ def _from_host(array: np.ndarray, dtype: tf.DType) -> tf.Tensor:
 
 
 def as_int64(keys: tf.Tensor) -> tf.Tensor:
-    """Returns integers as int64; of uint64 the bits."""
+    """Returns integers as int64, a bit cast for uint64."""
     if keys.dtype is tf.uint64:
         return tf.bitcast(keys, tf.int64)
     return keys if keys.dtype is tf.int64 else tf.cast(keys, tf.int64)
 
 
 def from_int64(keys: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns int64 keys as those of another type; as uint64 their bits."""
+    """Returns int64 keys in another dtype, a bit cast for uint64."""
     return tf.bitcast(keys, dtype) if dtype == tf.uint64 else tf.cast(keys, dtype)

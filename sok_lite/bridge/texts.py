@@ -1,9 +1,10 @@
-"""Keys that are texts: a table knows them by a number, their 64-bit FarmHash fingerprint.
+"""Text keys: a table uses their 64-bit FarmHash fingerprints as keys.
 
-The fingerprint is TensorFlow's `tf.fingerprint`, which never changes. Of a billion texts two have
-one number in one of 37 tables. `Texts`, for tables that give back texts in place of numbers, raises
-where the second is to be remembered; a text that is only looked up is not remembered, and may be
-taken for another. `keys_of_kept`, for tables that tell texts to people, lets the first one stay.
+The fingerprint is TensorFlow's `tf.fingerprint`, which never changes. Of tables with a billion
+texts, one in 37 has two texts with one fingerprint. `Texts`, for tables that return texts instead
+of keys, raises when the second is to be remembered; a text that is only looked up is not
+remembered, and may be mistaken for another. `keys_of_kept`, for tables that show texts to people,
+keeps the first.
 """
 
 import weakref
@@ -15,7 +16,7 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import host_call, on_device
 from sok_lite.bridge.job import communicator
-from sok_lite.bridge.serving.mode import looked_up
+from sok_lite.bridge.serving.mode import dispatch_lookup
 from sok_lite.bridge.string_keys import hash_tensor
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
@@ -26,29 +27,24 @@ from sok_lite.reports.text import counted
 
 
 class Texts:
-    """The texts of the keys of a table. Those of keys that it does not hold go after a while.
+    """The texts of a table's keys. Texts of keys that the table lacks are dropped after a while.
 
-    Args:
-      name: of the table, for errors.
-      are_held: takes keys (n,) int64 and says of each whether the table has it, (n,) bool.
+    `are_held` maps keys (n,) int64 to whether the table has each, (n,) bool.
     """
 
     def __init__(self, name: str, are_held: Callable[[np.ndarray], np.ndarray]) -> None:
         self._name, self._store = name, TextStore(are_held)
 
     def __len__(self) -> int:
-        """Texts that are remembered."""
+        """Number of remembered texts."""
         return len(self._store)
 
     def keys(self, texts: tf.Tensor, remember: bool) -> tf.Tensor:
-        """Returns the keys of texts, int64 of the same shape.
+        """Returns the keys of texts of any shape, int64.
 
-        Args:
-          texts: of any shape.
-          remember: whether they may become keys of the table: it can then give them back.
-
-        Raises:
-          ValueError: a text has the number of another one. Nothing has changed.
+        `remember`: they may become keys of the table, which can then return them. Raises ValueError
+        if
+        a text has the fingerprint of another one; nothing has changed then.
         """
         keys = hash_tensor(texts)
         if not remember:
@@ -56,11 +52,7 @@ class Texts:
         return _noting(f"Remembering the keys of {self._name!r}", self._remember, keys, texts)
 
     def texts(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns the texts of keys (n,) that are remembered, (n,).
-
-        Raises:
-          ValueError: one is not.
-        """
+        """Returns the texts of remembered keys (n,), (n,); raises ValueError for others."""
         what = f"The texts of the keys of {self._name!r}"
         (texts,) = host_call(self._recall, [keys], [tf.string], get_backend("cpu"), what)
         texts.set_shape(keys.shape)
@@ -93,10 +85,10 @@ class Texts:
 
 
 def remember_texts(table: EmbeddingTable) -> None:
-    """Has a table keep the texts that this rank looks up.
+    """Makes a table remember the texts that this rank looks up.
 
-    Those of keys that this rank owns go when the keys have gone. What has become of the keys of
-    other ranks it learns when a checkpoint is written.
+    Texts of this rank's own keys are dropped after the keys. It learns about other ranks' keys when
+    a checkpoint is written.
     """
     reference = weakref.ref(table)
 
@@ -150,14 +142,10 @@ def texts_of_keys(table: EmbeddingTable, keys: tf.Tensor, missing: str | bytes |
 
 
 def keys_of_kept(store: TextStore, texts: tf.Tensor, name: str) -> tf.Tensor:
-    """Returns the keys of texts, int64 of the same shape, and has a store remember those texts.
+    """Returns the keys of texts of any shape, int64, and remembers the texts in a store.
 
-    Texts of keys that it knows are not looked at, so that two texts with one key are no error: they
-    share a row, as without a store, and the first is the one that is remembered.
-
-    Args:
-      texts: of any shape.
-      name: of the table, for errors.
+    Texts of known keys are not compared, so two texts with one key are no error: they share a row,
+    as without a store, and the first is remembered.
     """
     keys, what = hash_tensor(texts), f"Remembering the texts of {name!r}"
 
@@ -175,19 +163,19 @@ def keys_of_kept(store: TextStore, texts: tf.Tensor, name: str) -> tf.Tensor:
 def _noting(
     what: str, note: Callable[..., Sequence[tf.Tensor]], keys: tf.Tensor, texts: tf.Tensor
 ) -> tf.Tensor:
-    """Returns keys, behind a call of Python with them and their texts; see `host_call`."""
+    """Returns keys after a call of Python with them and their texts; see `host_call`."""
 
     def noted(keys: tf.Tensor) -> list[tf.Tensor]:
         done = host_call(note, [keys, texts], [], get_backend("cpu"), what)
         with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
             return [tf.identity(keys)]
 
-    # A model for serving has no use for them.
-    (result,) = looked_up(what, noted, lambda _, keys: [keys], [keys])
+    # A model for serving does not need it.
+    (result,) = dispatch_lookup(what, noted, lambda _, keys: [keys], [keys])
     return result
 
 
 def _as_bytes(texts: tf.Tensor) -> list[bytes]:
-    # As objects: NumPy's own texts lose zeros at their end.
+    # As objects: NumPy's text dtypes drop trailing zeros.
     found: list[bytes] = np.array(texts.numpy(), object).reshape(-1).tolist()
     return found

@@ -1,7 +1,7 @@
-"""What answers the lookups of `tf.nn` where TensorFlow's own would change the ids.
+"""Replaces lookups of `tf.nn` for tables where TensorFlow's own would change the ids.
 
-Its `safe_embedding_lookup_sparse` takes ids for numbers of rows. It leaves out those below 0, which
-half of all hashes are, and looks number 0 up for each empty row: a key that nobody gave.
+TensorFlow's `safe_embedding_lookup_sparse` treats ids as row numbers. It drops negative ids, half
+of all hashes, and looks up 0 for each empty row, a key that nobody passed.
 """
 
 import inspect
@@ -21,16 +21,14 @@ from sok_lite.bridge.sparse_matrix import (
 
 
 def answer(name: str, kind: type, function_of: Callable[[Any], Any]) -> None:
-    """Has the two functions of TensorFlow of a name ask what answers a class of variables.
+    """Dispatches two functions of TensorFlow to another one for a class of variables.
 
-    Args:
-      name: such as "embedding_lookup": `tf.nn` and `tf.compat.v1.nn` have one each.
-      kind: the class.
-      function_of: takes the variable, or the first of a list; gives a function, which is called
-        with those of the arguments that it takes. None: TensorFlow answers.
+    `name` is such as "embedding_lookup", in `tf.nn` and `tf.compat.v1.nn`. `function_of` maps the
+    variable, or the first of a list, to a function, which is called with those of the arguments
+    that it accepts; None: TensorFlow's own is called.
     """
     ragged = tf_private.private(tf_private.RAGGED_LOOKUPS, name)
-    # TensorFlow refuses two that answer: so ragged ids of its own variables come here as well.
+    # TensorFlow allows one dispatch: so ragged ids of its own variables come here too.
     tf.experimental.unregister_dispatch_for(ragged)
     for public, if_ragged in (
         (getattr(tf.nn, name), None),
@@ -40,16 +38,14 @@ def answer(name: str, kind: type, function_of: Callable[[Any], Any]) -> None:
         kinds: list[dict[str, Any]] = [{params: kind}, {params: list[kind]}]  # type: ignore[valid-type]
         if if_ragged is not None:
             kinds += [{ids: tf.RaggedTensor}, {ids: tf.compat.v1.ragged.RaggedTensorValue}]
-        answering = _answering(public, kind, function_of, if_ragged)
+        answering = _dispatch_target(public, kind, function_of, if_ragged)
         tf.experimental.dispatch_for_api(public, *kinds)(answering)
 
 
-def _answering(public: Any, kind: type, function_of: Callable[[Any], Any], ragged: Any) -> Any:
-    """Returns what TensorFlow calls for a public function.
-
-    Args:
-      ragged: what TensorFlow has for ragged ids; None: there is no such thing.
-    """
+def _dispatch_target(
+    public: Any, kind: type, function_of: Callable[[Any], Any], ragged: Any
+) -> Any:
+    """Returns the dispatch target of a public function; `ragged` is TensorFlow's for ragged ids."""
     signature = inspect.signature(public)
 
     def answering(*args: Any, **kwargs: Any) -> Any:
@@ -81,14 +77,13 @@ def safe_embedding_lookup_sparse(
 
     Args:
       embedding_weights: the variable of a table, or a list of one.
-      sparse_ids: a SparseTensor or RaggedTensor of rank 2 and above.
-      sparse_weights: weights in the same form; those that are not above 0 go with their ids, but of
-        "sum". None: all are 1.
+      sparse_ids: a SparseTensor or RaggedTensor of rank 2 or more.
+      sparse_weights: weights in the same form; except with "sum", ids with weights <= 0 are
+        dropped. None: all are 1.
       combiner: "mean" (also None), "sqrtn" or "sum".
-      default_id: the key that an empty row has; None: an empty row is zeros, and no key is looked
-        up for it.
+      default_id: the key of an empty row; None: an empty row is zeros, without a lookup.
       name: of the result.
-      max_norm: rows are clipped to this norm before they are combined.
+      max_norm: norm to which rows are clipped before they are combined.
 
     Returns:
       sparse_ids.shape[:-1] + [dimension], of the rows' dtype.
@@ -99,7 +94,7 @@ def safe_embedding_lookup_sparse(
     rows = tf.nn.embedding_lookup_sparse(
         embedding_weights, ids, weights, combiner=combiner, max_norm=max_norm
     )
-    # TensorFlow gives zeros for an empty row, but none for those at the end.
+    # TensorFlow returns zeros for an empty row, but drops empty rows at the end.
     batch = (
         ids.nrows(tf.int32)
         if isinstance(ids, tf.RaggedTensor)

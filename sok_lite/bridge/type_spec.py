@@ -1,4 +1,4 @@
-"""How TensorFlow describes a variable of a table: the type of one table, never of all like it."""
+"""TensorFlow's type of a table's variable: one type per table."""
 
 import functools
 import inspect
@@ -15,13 +15,9 @@ _serial = itertools.count()
 
 
 def alive(reference: "weakref.ref[Any]") -> Any:
-    """Returns the variable of a reference that a graph keeps.
+    """Returns the variable of a graph's weak reference; raises ValueError if it is gone.
 
-    A graph keeps references only: TensorFlow never drops the Python functions of a graph, and they
-    would keep every table they ever used.
-
-    Raises:
-      ValueError: the variable is gone.
+    TensorFlow never drops the Python functions of a graph: strong references would keep tables.
     """
     variable = reference()
     if variable is None:
@@ -33,24 +29,17 @@ def alive(reference: "weakref.ref[Any]") -> Any:
 
 
 def live_tables(references: "Sequence[weakref.ref[Any]]") -> list[Any]:
-    """Returns the engine's tables of variables, by the references that a graph keeps.
-
-    Raises:
-      ValueError: a variable is gone.
-    """
+    """Returns the engine's tables of a graph's weak references to variables, as `alive`."""
     return [alive(reference)._table for reference in references]
 
 
-class Kept(dict[Any, Any]):
-    """What is made once for all calls that are alike, by what they are known by. It keeps no table.
-
-    A program has few kinds of calls. Where there are more, all are forgotten.
-    """
+class CallCache(dict[Any, Any]):
+    """A cache for similar calls, without tables. Cleared when full: calls are of few kinds."""
 
     _MOST = 256
 
     def get_or_make(self, known_by: Any, make: Callable[[], Any]) -> Any:
-        """Returns what is kept of calls; it is made at the first one."""
+        """Returns the cached value; makes it at the first call."""
         try:
             return self[known_by]
         except KeyError:
@@ -59,18 +48,18 @@ class Kept(dict[Any, Any]):
         return made
 
     def keep(self, known_by: Any, made: Any) -> None:
-        """Keeps what was made for calls."""
+        """Caches a value."""
         if len(self) >= self._MOST:
             self.clear()
         self[known_by] = made
 
 
 class TableSpec(VariableSpec):
-    """The type of the variable of one table.
+    """The type of one table's variable.
 
-    TensorFlow's own spec stands for every variable of a shape and dtype: taken apart and put
-    together again, a table would come out as an empty dense variable, and a tf.function traced with
-    one table would be reused for another. This one knows its variable.
+    TensorFlow's own spec stands for every variable of a shape and dtype: a table that is flattened
+    and repacked would become an empty dense variable, and a tf.function traced with one table would
+    be reused for another.
     """
 
     __slots__ = ["variable"]
@@ -106,8 +95,8 @@ class TableSpec(VariableSpec):
         return self if all(self == other for other in others) else None
 
     def __hash__(self) -> int:
-        # Of the reference, which is one and the same for all specs of a variable: TensorFlow keeps
-        # specs in dicts for longer than variables live.
+        # By the reference, one object for all specs of a variable: TensorFlow keeps specs in dicts
+        # longer than variables live.
         return hash((self.shape, self.dtype, id(self.variable)))
 
     def __eq__(self, other: Any) -> bool:
@@ -115,10 +104,7 @@ class TableSpec(VariableSpec):
 
 
 class _Arguments:
-    """The signature of a class for `inspect.signature`, which notebooks show: its own arguments.
-
-    A metaclass of TensorFlow makes variables by `(*args, **kwargs)`, which hides them.
-    """
+    """`__init__`'s signature for notebooks: TensorFlow's metaclass hides it."""
 
     def __get__(self, _: Any, cls: type) -> inspect.Signature:
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
@@ -126,10 +112,10 @@ class _Arguments:
 
 
 class OfTable:
-    """The base of variables that lookups and tf.function know by their table.
+    """Base of variables that lookups and tf.function identify by their table.
 
-    A function that was traced for one variable must know which it is: TensorFlow's own type would
-    give it another of that shape.
+    By TensorFlow's type, a function traced for one variable would be reused for others of its
+    shape.
     """
 
     __signature__ = _Arguments()
@@ -142,7 +128,7 @@ class OfTable:
 
     @property
     def owner_rank(self) -> int:
-        """The rank that holds the whole table, or -1 where it is spread over all ranks."""
+        """The rank that holds the whole table, or -1 if all ranks share it."""
         rank = self._table.owner.only_rank
         return -1 if rank is None else rank
 
@@ -152,14 +138,14 @@ class OfTable:
         return self.shape  # type: ignore[attr-defined]
 
     @functools.cached_property
-    def kept(self) -> Kept:
-        """What is kept of eager lookups in it: alone, or with others that come after it."""
-        return Kept()
+    def kept(self) -> CallCache:
+        """Cache of eager lookups in it, alone or as the first of several."""
+        return CallCache()
 
     @functools.cached_property
     def _trace_id(self) -> int:
-        # Not TensorFlow's own alias ids, which start at 0 in every call of a tf.function: a
-        # function traced for one table must never be reused for another.
+        # Not TensorFlow's alias ids, which start at 0 in every call of a tf.function: a function
+        # traced for one table must never be reused for another.
         return (1 << 32) + next(_serial)
 
     @property

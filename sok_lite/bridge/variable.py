@@ -1,8 +1,8 @@
-"""`TableVariable`: a table that TensorFlow takes for a variable of shape [None, dimension].
+"""`TableVariable`: a table that TensorFlow treats as a variable of shape [None, dimension].
 
-The rows live in the engine's table, not in TensorFlow. The resource variable underneath holds an
-empty [0, dimension] tensor; its handle is what gradient tapes and `tf.gradients` know the table by.
-Whatever TensorFlow would do with that empty tensor instead of the rows is overridden, or raises.
+The rows are in the engine's table, not in TensorFlow. The resource variable underneath holds an
+empty [0, dimension] tensor; gradient tapes and `tf.gradients` identify the table by its handle.
+Whatever TensorFlow would do with the empty tensor instead of the rows is overridden or raises.
 """
 
 import weakref
@@ -31,24 +31,21 @@ from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.native.gpu import prepare
 
-# An attribute of handles: a weak reference to the variable.
+# Attribute of handles: a weak reference to the variable.
 _VARIABLE = "_sok_lite_variable"
-# Stands in what TensorFlow says of a place where it wants a dense value.
+# Appears in TensorFlow's errors where it needs a dense value.
 _NO_VALUE = "this_table_has_no_dense_value"
 _NOT_DENSE = (
     "(this is a table, which has no dense value: look rows up by their keys, with "
     "tf.nn.embedding_lookup, sok_lite.lookup_sparse or the layer that holds it)"
 )
-# In eager mode. It ends as a name does that no scope is put before.
+# In eager mode. Ends like a name that gets no scope.
 _NAME_OF_HANDLES = "sok_table/"
 
 
 @cache
 def _not_a_tensor() -> tf.Tensor:
-    """Returns the handle of a variable that there is not, so that no operator can read it.
-
-    What TensorFlow then says is "Could not find variable" and the name of the handle.
-    """
+    """Returns a handle of no variable: "Could not find variable" precedes its name in errors."""
     return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_NOT_DENSE)
 
 
@@ -61,19 +58,18 @@ def table_for_variable(
     can_be_cloned: bool = False,
     is_shared: bool = False,
 ) -> Table:
-    """Makes the engine's table of a variable, where TensorFlow can have one.
+    """Creates the engine's table of a variable, if TensorFlow can have one here.
+
+    In the first trace of a tf.function a table is created outside of it, like a tf.Variable, so
+    that a layer may create it in its `build`.
 
     Args:
-      kind: the class by the name that a program knows it by, for errors.
-      make: takes the backend and gives the table.
-      can_be_cloned: whether Keras may make it where it clones a model, new and empty.
+      kind: the class name that a program uses, for errors.
+      can_be_cloned: whether Keras may create it, empty, when it clones a model.
       is_shared: whether its rows are in a server that all processes share.
 
-    While a tf.function is traced for the first time a table is made outside of it, as a tf.Variable
-    is, so that a layer may make it in its `build`.
-
     Raises:
-      ValueError: a tf.function that is traced once more makes another one.
+      ValueError: a later trace of a tf.function creates another one.
       NotImplementedError: under a tf.distribute strategy with several replicas, or in a cluster of
         TensorFlow's own.
     """
@@ -89,7 +85,7 @@ def table_for_variable(
     if not is_shared:
         refuse_clusters()
     backend = get_backend()
-    share_gpu(backend)  # before TensorFlow's first operation, if that is to come
+    share_gpu(backend)  # before TensorFlow's first operation, if that is still to come
     if backend.name != "cpu":
         prepare(backend)  # before the table has a lock
     if tf.inside_function():
@@ -100,14 +96,11 @@ def table_for_variable(
 
 
 def _announce(kind: str) -> None:
-    """Tells the tf.function that is being traced of a variable, which it does not see otherwise.
+    """Reports the creation of a variable to the tf.function being traced.
 
-    It then does what it does for a tf.Variable: it is traced a second time, before it runs, and
-    refuses whoever makes another one in this or any later trace. So a function that would make a
-    table in each trace is refused in its first call.
-
-    Raises:
-      ValueError: not the first trace.
+    The function then acts as for a tf.Variable: it is traced a second time before it runs, and
+    raises ValueError if this or a later trace creates another one. So a function that would create
+    a table in each trace fails in its first call.
     """
     try:
         with tf.init_scope():
@@ -120,13 +113,13 @@ def _announce(kind: str) -> None:
 
 
 def variable_of(handle: Any) -> "TableVariable | None":
-    """Returns the variable whose `handle` this tensor is; None: it is that of no table."""
+    """Returns the variable with a handle; None if it is no table's."""
     reference = getattr(handle, _VARIABLE, None)
     return None if reference is None else reference()
 
 
 def variable_of_layer(value: Any) -> Any:
-    """Returns the variable of a `sok_lite.keras.Table`, which is a layer; others as they are."""
+    """Returns the variable of a `sok_lite.keras.Table`, a layer; other values unchanged."""
     variable = getattr(value, "variable", None)
     is_weight = isinstance(variable, TableVariable) and variable.tracked_as_weight
     return variable if is_weight else value
@@ -134,13 +127,13 @@ def variable_of_layer(value: Any) -> Any:
 
 @unconverted
 class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
-    """A variable whose rows are known by key. The variables of all APIs are made of it.
+    """A variable whose rows are found by key; base of the variables of all APIs.
 
-    In a job of several ranks each rank holds the part of the keys it owns; what is said here is
-    about this rank's part.
+    With several ranks each holds the keys that it owns; all descriptions here are about this rank's
+    part.
 
     Args:
-      table: what `table_for_variable` gave.
+      table: from `table_for_variable`.
       name: in TensorFlow.
       trainable: whether gradient tapes watch it.
     """
@@ -155,42 +148,42 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     instead_of_custom_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
     instead_of_partitions = "Look each up by itself."
 
-    # Of TF1: what initializers and savers go through. A variable that is not among the global ones
-    # need not be initialized by the program.
+    # In TF1, used by initializers and savers. Only global variables need initialization by the
+    # program.
     collections: tuple[str, ...] = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,)
-    # Whether optimizers train it as they come; see bridge/optimizers/patched.py.
+    # Whether unwrapped optimizers train it; see bridge/optimizers/patched.py.
     trained_by_patched = False
-    # What to do where a program must say which optimizers train it, and this one was not; None: no
-    # program says so.
+    # Advice if a program must declare the optimizers that train it and did not declare this one;
+    # None: no need to declare any.
     instead_of_this_optimizer: str | None = None
-    # What trains it in place of the optimizer that is given its gradient; None: that one does.
+    # The optimizer that trains it instead of the one that gets its gradient; None: that one.
     own_optimizer: Any = None
-    # Whether such a step is that of the mean of all ranks' losses.
+    # Whether its step is for the mean of all ranks' losses.
     averages_over_ranks = False
-    # Whether the layer that lists it among its weights saves it, and gives it as a weight.
+    # Whether the layer that lists it among its weights saves it and returns it as a weight.
     tracked_as_weight = False
-    # What answers `tf.nn.safe_embedding_lookup_sparse`; None: TensorFlow does.
+    # Implements `tf.nn.safe_embedding_lookup_sparse`; None: TensorFlow does.
     safe_lookup: Callable[..., Any] | None = staticmethod(tf_lookups.safe_embedding_lookup_sparse)
 
     _handle: Any  # TensorFlow's own name for the resource
-    # TensorFlow would take the arguments by place for those of tf.Variable.
+    # TensorFlow would bind positional arguments as tf.Variable's.
     _variable_call: Any = None
 
     def __init__(self, table: EmbeddingTable, *, name: str, trainable: bool) -> None:
         self._table = table
         self._key_type = tf.as_dtype(table.key_dtype.name)
-        with tf.init_scope():  # as `table_for_variable`: it may be while a tf.function is traced
+        with tf.init_scope():  # outside of a tf.function, as `table_for_variable`
             self._init_resource(name, trainable, tf.as_dtype(table.row_dtype.name))
 
     def _init_resource(self, name: str, trainable: bool, dtype: tf.DType) -> None:
-        """Makes the resource that tapes and graphs know the table by."""
-        # The handle's shape is [0, dimension]: of it TensorFlow can make an empty gradient.
+        """Creates the resource by which tapes and graphs identify the table."""
+        # The handle's shape is [0, dimension], for an empty gradient.
         empty_rows = partial(tf.zeros, [0, self.dimension], dtype)
-        # For each name that it has not seen TensorFlow makes a kernel in eager mode, which takes
-        # longer than the whole rest and is never dropped. So all handles have one name there.
+        # In eager mode TensorFlow makes a kernel per new name, which takes longer than all the rest
+        # and is never dropped. So all handles share one name there.
         is_eager = tf.executing_eagerly()
         shown_name = _NAME_OF_HANDLES if is_eager else name
-        # TensorFlow has an operation where its resource is.
+        # TensorFlow runs an operation on the device of its resource.
         backend = self._table.backend
         place = None if backend.name == "cpu" else device_name(backend)
         with tf.device(place or "CPU:0"):
@@ -209,12 +202,12 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         if self._in_graph_mode:
             self._graph_element = self._element_of_graph()
         else:
-            # TensorFlow's eager operators read what `_handle` names without asking this class, and
-            # would take the empty tensor for the rows. They find nothing instead, and fail.
+            # TensorFlow's eager operators read the variable of `_handle` without asking this class,
+            # and would use the empty tensor. With this handle they fail.
             self._handle = self._refusing_handle = _not_a_tensor()
 
     def _element_of_graph(self) -> tf.Tensor:
-        """Returns what session.run(variable) evaluates; a TF1 Saver raises."""
+        """Returns what session.run(variable) evaluates; it raises."""
         refusal = tf.debugging.Assert(
             False, [f"{self.name} has no dense value. {self.instead_of_value}"]
         )
@@ -223,38 +216,34 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     @property
     def handle(self) -> tf.Tensor:
-        """The resource that tapes and graphs know the table by."""
+        """The resource by which tapes and graphs identify the table."""
         return stand_in(self._true_handle)
 
     @property
     def resources(self) -> list["TableVariable"]:
-        """The variables whose resources tapes and graphs know its rows by: itself."""
+        """The variables whose resources stand for its rows on tapes and in graphs: itself."""
         return [self]
 
     @property
     def handles(self) -> list[tf.Tensor]:
-        """The resources by which TensorFlow has what acts on its table in order."""
+        """The resources by which TensorFlow orders operations on its table."""
         return [self.handle]
 
     def is_trained_by(self, optimizer: Any) -> bool:
-        """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
+        """Whether an optimizer's step with the variable's gradient would update its rows."""
         return self.trained_by_patched and held.trains_tables(optimizer)
 
     @property
     def trained_as(self) -> "TableVariable":
-        """The variable whose rows a step moves: itself, or the one that it stands for."""
+        """The variable whose rows a step updates: itself, or the one that it stands for."""
         return self
 
     def after_step(self, keys: tf.Tensor) -> list[Any]:
-        """Is told of the keys of a step that was taken, if a class has a method of its own.
-
-        Returns:
-          In a graph, operations that belong to the step.
-        """
+        """Called with the keys of a step, to be overridden; returns operations of the step."""
         return []
 
     def ready_inputs(self) -> Sequence[tf.Tensor]:
-        """Returns inputs for a call of the table that fail where the variable is not ready."""
+        """Returns inputs for a call of the table that fail if the variable is not ready."""
         return ()
 
     # ---------------------------------------------------------------- facts
@@ -276,21 +265,21 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     @property
     def path(self) -> str:
-        """The name, as Keras 3 asks for it of a weight."""
+        """The name, as Keras 3 requests it of a weight."""
         return self.name.removesuffix(":0")
 
     def get_shape(self) -> tf.TensorShape:
         """Returns [None, dimension]."""
-        # The first thing TensorFlow asks of a list of variables in embedding_lookup.
+        # The first request of TensorFlow to a list of variables in embedding_lookup.
         refuse_partitions(self)
         return self.shape
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        """Returns True: a table is ready when it is made."""
+        """Returns True: a table is ready when it is created."""
         return tf.constant(True, name=name)
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same variable: a table has no elements to compare one by one."""
+        """Whether it is the same variable: a table has no elements to compare."""
         return self is other
 
     def __ne__(self, other: object) -> bool:
@@ -319,23 +308,24 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     ) -> tf.Tensor:
         """Returns the rows of keys; new keys are inserted.
 
-        `tf.nn.embedding_lookup`, its sparse forms and `tf.gather` come here.
+        `tf.nn.embedding_lookup`, its sparse forms and `tf.gather` call it.
 
         Args:
           indices: integer keys of any shape.
-          training: False: nothing is inserted and no score changes. True: it is, even within
-            `inference_mode`. None: as that says.
-          missing: what a key gives that has no row: "initial", the value it would start with, or
-            "zeros". None: as `inference_mode` says, else "initial".
+          training: True: insert new keys, even within `inference_mode`. False: insert nothing and
+            change no score. None: as `inference_mode` decides.
+          missing: what a key without a row returns: "initial", its initial value, or "zeros". None:
+            as `inference_mode` decides, else "initial".
 
         Returns:
           indices.shape + [dimension], of the rows' dtype. Its gradient is an IndexedSlices of the
-          keys as given, repeated ones included.
+          keys as passed, including repeated ones.
         """
         try:
             return local_lookup(self, indices, MissingKeyPolicy(training, missing))
         except AttributeError as error:
-            # tf.gather takes an AttributeError for "no sparse_read" and would read a dense tensor.
+            # tf.gather takes an AttributeError for a missing sparse_read and would read a dense
+            # tensor.
             raise RuntimeError(f"The lookup in {self.name!r} failed: {error}") from error
 
     # ---------------------------------------------------------------- TensorFlow's checkpoints
@@ -345,7 +335,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         return checkpoint.serialized(self)
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        """Makes the table what was saved: other keys are removed."""
+        """Replaces the content of the table by saved tensors."""
         return checkpoint.restored(self, restored_tensors)
 
 
@@ -356,7 +346,7 @@ tf_lookups.answer(
 
 @tf.experimental.dispatch_for_api(tf.compat.v1.zeros_like, {"tensor": TableVariable})
 def _zeros_like(tensor: Any, dtype: Any = None, name: Any = None, optimize: bool = True) -> Any:
-    """Answers a tape, with `unconnected_gradients="zero"`: a gradient of zeros has no rows."""
+    """Makes a tape's gradient for `unconnected_gradients="zero"`: zeros without rows."""
     if not is_called_from(tf_private.DEFAULT_GRADIENT):
         return NotImplemented
     nothing = tf.zeros([0, tensor.dimension])
@@ -366,7 +356,7 @@ def _zeros_like(tensor: Any, dtype: Any = None, name: Any = None, optimize: bool
 
 
 def facts_html(caption: str, facts: dict[str, str]) -> str:
-    """Returns facts as a table of HTML."""
+    """Returns facts as an HTML table."""
     cells = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts.items()
     )

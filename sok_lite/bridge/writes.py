@@ -1,7 +1,7 @@
-"""How rows given by a program get into a table: what assigning and the scatters share.
+"""Writes of given rows to a table: shared code of assignments and scatters.
 
-Functions of a variable, which the APIs name as its methods. They act on the part of this rank, and
-one rank may call them alone.
+Functions of a variable; the APIs offer them as its methods. They act on this rank's part, and one
+rank may call them alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_rows, checked_scores
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.native_write import adding, assigning
+from sok_lite.bridge.native_write import adding, plan_assign
 from sok_lite.bridge.table_call import array_call, to_rows
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_write
@@ -24,22 +24,22 @@ from sok_lite.native.plans import WritePlan
 def insert_or_assign(
     variable: TableVariable, what: str, indices: Any, values: Any, scores: Any = None
 ) -> Any:
-    """Sets the rows of keys, inserting keys that are new.
+    """Sets the rows of keys, and inserts new keys.
 
     Args:
-      what: how the program calls it, for errors.
-      indices: (n,) integers; of a repeated key the last row counts.
+      what: the program's call, for errors.
+      indices: (n,) integers; for a repeated key the last row is kept.
       values: (n, dimension).
-      scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
+      scores: (n,) non-negative integers, stored with the keys whatever the strategy; None: as a
         lookup would.
 
     Returns:
       The variable in eager mode, the operation in a graph.
 
     Raises:
-      TypeError: keys are no integers, or rows not of the variable's kind, floats or integers.
-      ValueError: shapes do not fit, or a key or row not its type, or other ranks own a key, which
-        has no row here. Nothing has changed then.
+      TypeError: keys are not integers, or rows not of the variable's kind, float or integer.
+      ValueError: shapes do not fit, a key or row does not fit its dtype, or another rank owns a key
+        without a row here. Nothing has changed then.
     """
     keys = checked_keys(variable, indices)
     rows = checked_rows(variable, keys, values, what)
@@ -49,17 +49,12 @@ def insert_or_assign(
         refuse_foreign(table, keys, what)
         table.insert_or_assign(keys, *arrays)
 
-    plan = None if others else assigning(variable, keys, rows, begins_lookup=True)
+    plan = None if others else plan_assign(variable, keys, rows, begins_lookup=True)
     return _write(variable, what, [keys, rows, *others], write, plan)
 
 
 def refuse_foreign(table: EmbeddingTable, keys: Array, what: str) -> None:
-    """Raises ForeignKeysError if keys that are to get rows belong to other ranks.
-
-    Args:
-      keys: (n,) of the key type, on the device.
-      what: the program's call.
-    """
+    """Raises ForeignKeysError if keys (n,) on the device that would get rows are other ranks'."""
     comm = other_ranks()
     if comm is not None:
         what = f"{what} of table {table.name!r}"
@@ -69,23 +64,23 @@ def refuse_foreign(table: EmbeddingTable, keys: Array, what: str) -> None:
 def scatter_add(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
-    """Adds rows to the rows of keys that are in the table; repeated keys are summed."""
+    """Adds to the rows of keys that are in the table; repeated keys are summed."""
     return _scatter_add(variable, "scatter_add", sparse_delta, 1.0)
 
 
 def scatter_sub(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
-    """Subtracts rows from the rows of keys that are in the table; repeated keys are summed."""
+    """Subtracts from the rows of keys that are in the table; repeated keys are summed."""
     return _scatter_add(variable, "scatter_sub", sparse_delta, -1.0)
 
 
 def scatter_update(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
-    """Sets the rows of keys that are in the table; of a repeated key the last row counts."""
+    """Sets the rows of keys that are in the table; for a repeated key the last row is kept."""
     keys, rows = _keys_and_rows(variable, "scatter_update", sparse_delta)
-    plan = assigning(variable, keys, rows, begins_lookup=False)
+    plan = plan_assign(variable, keys, rows, begins_lookup=False)
 
     def write(table: EmbeddingTable, keys: Array, rows: Array) -> None:
         table.assign(keys, rows)
@@ -124,16 +119,9 @@ def _write(
     write: Callable[..., None],
     plan: WritePlan | None,
 ) -> Any:
-    """Writes rows, now or as an operation of a graph.
+    """Writes rows, eagerly or in a graph; returns the variable, or the operation.
 
-    Args:
-      what: for errors.
-      inputs: keys (n,), rows (n, dimension), and what else `write` takes.
-      write: takes the engine's table and the inputs as arrays.
-      plan: by which native code may do it.
-
-    Returns:
-      The variable in eager mode, the operation in a graph.
+    `inputs` are keys (n,), rows (n, dimension), and further arrays for `write`.
     """
     dtype = inputs[1].dtype
 

@@ -1,13 +1,14 @@
-"""Calls of Python by operations: what is asked for, with arrays over TensorFlow's own memory.
+"""Calls from operations into Python, with arrays over TensorFlow's own memory.
 
-A call has a number, an input of its operation. A random part of it is this process's own: a graph
-that was made in another process, and read here, asks for a call that nobody has. A call lives as
-long as whoever made it keeps it: a graph for its operations, or the caller in eager mode.
+A call has a number, an input of its operation. A random part of it identifies this process: a graph
+made in another process and loaded here refers to a call that does not exist. A call lives as long
+as its owner keeps it: a graph for its operations, or the caller in eager mode.
 
-An asynchronous operation goes on when its call has returned, and its call is given what ends it.
+An asynchronous operation continues after its call has returned; the call receives an object that
+completes the operation.
 
-An operation fails where its call raises, with the kind and the text of the exception. In eager mode
-the caller raises the exception itself: its number is odd, and it finds it in `raised`.
+An operation fails if its call raises, with the type and text of the exception. In eager mode the
+caller raises the exception itself: eager numbers are odd, and the exception is in `raised`.
 """
 
 import ctypes
@@ -27,8 +28,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.arguments import WORDS
 from sok_lite.native import library
 
-# TensorFlow's numbers of types (tensorflow/core/framework/types.proto), and arrays' types:
-# bfloat16 comes as its 16 bits.
+# TensorFlow's dtype numbers (tensorflow/core/framework/types.proto), and array dtypes: bfloat16
+# comes as its 16 bits.
 _NAMES = {
     "float32": [1],
     "float64": [2],
@@ -46,7 +47,7 @@ _NAMES = {
     "uint64": [23],
 }
 _DTYPES = {number: np.dtype(name) for name, numbers in _NAMES.items() for number in numbers}
-# Codes of errors (tensorflow/c/tsl_status.h) by kinds of exceptions, as `tf.py_function` has them.
+# Error codes (tensorflow/c/tsl_status.h) by exception type, as in `tf.py_function`.
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (KeyboardInterrupt, 1),
     (ValueError, 3),
@@ -59,7 +60,7 @@ _CANCELLED, _UNKNOWN, _EXHAUSTED = 1, 2, 8
 
 
 class _Memory:
-    """An address that becomes an array, which keeps the frame: it owns the memory."""
+    """An address that becomes an array. It keeps the frame, which owns the memory."""
 
     __slots__ = ("__array_interface__", "frame")
     __array_interface__: dict[str, object]
@@ -67,13 +68,11 @@ class _Memory:
 
 
 class Frame:
-    """What an operation asks, while it runs.
+    """The request of a running operation.
 
     Attributes:
-      address: by which the library knows it.
-      call: the number of the call.
-      is_on_gpu: whether the memory of inputs and outputs is a GPU's, but for those that are always
-        on the host.
+      address: by which the library identifies it.
+      is_on_gpu: whether inputs and outputs are in GPU memory, except those always on the host.
       is_gradient: whether the operation is the gradient of the one that the call was made for.
     """
 
@@ -98,17 +97,11 @@ class Frame:
     def begun(
         self, shape: tuple[int, int], num_rows: int = 0, backend: Backend | None = None
     ) -> tuple[Array, Array] | None:
-        """Returns what native code has found of a lookup; None: nothing.
+        """Returns the results of a lookup that native code has begun; None if it has not.
 
-        This thread has the locks of the tables then, and their clocks have ticked.
-
-        Args:
-          shape: of the counters.
-          num_rows: how many row numbers there are beside the outputs.
-          backend: of the tables; None: no row number is asked for.
-
-        Returns:
-          (the counters int64 on the host, row numbers uint32), to be written.
+        Then this thread holds the locks of the tables, and their clocks have advanced. To be
+        written:
+        the counters, int64 on the host, and `num_rows` row numbers, uint32 of the backend.
         """
         counters, rows = self._begun
         if not counters:
@@ -118,11 +111,9 @@ class Frame:
         return counts, self.array(rows, uint32, (num_rows,), backend)
 
     def inputs(self, backend: Backend) -> list[Array]:
-        """Returns all inputs but handles and call, as arrays that are read only by agreement.
+        """Returns all inputs except handles and call, as arrays that must not be written.
 
-        Args:
-          backend: whose arrays they become; a copy is made where the memory is not its own. Numbers
-            are NumPy's in any case.
+        Memory of another processor than the backend's is copied; numbers become NumPy arrays.
         """
         begin = len(self._inputs) - self._num_numbers
         arrays = [self.array(*each, backend) for each in self._inputs[:begin]]
@@ -137,17 +128,11 @@ class Frame:
         dtypes: Sequence[int],
         is_on_host: bool = False,
     ) -> list[int]:
-        """Returns the addresses of outputs' memory, on their device, not initialised.
+        """Allocates consecutive outputs of one rank, not initialised; returns the addresses.
 
-        Args:
-          first: the number of the first of them; they follow each other.
-          shapes: they get, of as many dimensions each.
-          dtypes: TensorFlow's numbers of their types.
-          is_on_host: whether they are on the host wherever the operation is.
-
-        Raises:
-          MemoryError: TensorFlow has not as much.
-          RuntimeError: the operation has ended, or TensorFlow refuses otherwise.
+        `dtypes` are TensorFlow's numbers; `is_on_host`: wherever the operation runs. Raises
+        MemoryError,
+        or RuntimeError: the operation has ended, or another error of TensorFlow.
         """
         count, num_dims = len(shapes), len(shapes[0])
         sizes = [math.prod(s) * _DTYPES[t].itemsize for s, t in zip(shapes, dtypes, strict=True)]
@@ -177,12 +162,9 @@ class Frame:
     def array(
         self, address: int, dtype: int, shape: tuple[int, ...], backend: Backend | None
     ) -> Array:
-        """Returns an array over memory of the operation, which owns the memory.
+        """Returns an array over memory that the operation owns; without a backend, of the host.
 
-        Args:
-          address: of the memory.
-          dtype: TensorFlow's number of its type; bfloat16 is an array of uint16.
-          backend: whose device it is, where the operation is on a GPU; None: it is on the host.
+        `dtype` is TensorFlow's number; bfloat16 becomes uint16.
         """
         kind, size = _DTYPES[dtype], math.prod(shape)
         if self.is_on_gpu and backend is not None:
@@ -206,12 +188,7 @@ class Frame:
 
 
 class Running:
-    """An asynchronous operation: it runs until `end`. Where nobody has this any more, it fails.
-
-    Args:
-      address: of its frame.
-      capsule: has the operation fail when it is gone.
-    """
+    """An asynchronous operation: it runs until `end`, and fails if this object is dropped."""
 
     __slots__ = ("_address", "_capsule")
 
@@ -219,29 +196,26 @@ class Running:
         self._address, self._capsule = address, capsule
 
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the operation; only the first call does something.
+        """Completes the operation, or fails it by an error; only the first call has an effect.
 
-        What waits for the operation may run before this returns: no lock may be held.
-
-        Args:
-          error: by which it fails; None: it is done, and all outputs are written.
+        What waits for the operation may run before this returns: hold no lock.
         """
         code, text = 0, b""
         if error is not None:
             code, text = _CANCELLED, b"A call of sok_lite's was interrupted."
-            with suppress(Exception):  # an exception may be unable to say what it is
+            with suppress(Exception):  # an exception may fail to describe itself
                 code, text = _describe(error)
         operations().library.sok_ops_end(ctypes.c_void_p(self._address), code, text)
 
 
 class Call:
-    """What an operation asks Python for, by its number.
+    """The Python side of an operation, found by its number.
 
     Args:
-      run: takes the frame, and writes all outputs; of an asynchronous operation also what ends it.
-      is_eager: whether the caller takes what it raises, from `raised`.
-      gradient: the same for the operation's gradient, if that has the same call.
-      source: anything; `source_of` gives it.
+      run: takes the frame, and writes all outputs; of an asynchronous operation also its `Running`.
+      is_eager: whether the caller takes its errors from `raised`.
+      gradient: as `run`, for the operation's gradient, if that uses the same call.
+      source: any object, returned by `source_of`.
     """
 
     __slots__ = ("__weakref__", "gradient", "number", "run", "source")
@@ -263,7 +237,7 @@ _of_process = 0
 
 
 def _begin_process() -> None:
-    """Draws this process's own part of numbers: a child has other calls than its parent."""
+    """Draws this process's part of call numbers; a forked child has calls of its own."""
     global _of_process
     _of_process = int.from_bytes(os.urandom(3), "little") << 39
 
@@ -271,23 +245,23 @@ def _begin_process() -> None:
 _begin_process()
 os.register_at_fork(after_in_child=_begin_process)
 _calls: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
-# What eager calls have raised, by their number: the caller takes it.
+# Errors of eager calls by number, until the caller takes them.
 raised: dict[int, BaseException] = {}
 
 
 def call_of(number: int) -> Call | None:
-    """Returns a call by its number; None where there is no such call any more."""
+    """Returns a call by its number; None if it is gone."""
     return _calls.get(number)
 
 
 def source_of(number: int) -> Any:
-    """Returns the source of a call by its number; None where there is no such call any more."""
+    """Returns the source of a call by its number; None if the call is gone."""
     call = call_of(number)
     return None if call is None else call.source
 
 
 def _enter(address: int, capsule: object, *running: object) -> None:
-    """Is called by an operation."""
+    """The entry point of operations."""
     frame = Frame(address, capsule)
     call = _calls.get(frame.call)
     if call is None:
@@ -301,7 +275,7 @@ def _enter(address: int, capsule: object, *running: object) -> None:
 
 
 def _describe(error: BaseException) -> tuple[int, bytes]:
-    """Returns the code and the text by which an operation fails."""
+    """Returns the code and the text of an operation's error."""
     codes = [code for kind, code in _CODES if isinstance(error, kind)]
     text = f"{type(error).__name__}: {error}\n" + "".join(traceback.format_tb(error.__traceback__))
     return (codes or [_UNKNOWN])[0], text.encode(errors="replace").replace(b"\0", b"")
@@ -309,10 +283,9 @@ def _describe(error: BaseException) -> tuple[int, bytes]:
 
 @cache
 def operations() -> library.Operations:
-    """Returns the library of operations, loaded, and told of Python.
+    """Returns the loaded library of operations, initialized with Python's functions.
 
-    Raises:
-      RuntimeError: it cannot be compiled or loaded; the text says what to do.
+    Raises RuntimeError, with advice, if it cannot be compiled or loaded.
     """
     loaded = library.load()
     loaded.library.sok_ops_allocate.restype = ctypes.c_int64

@@ -1,15 +1,14 @@
-"""A GPU as native code launches on it: CUDA's driver, and how its launches are in order with
-TensorFlow's work.
+"""GPU launches by native code: CUDA's driver, and how launches are ordered with TensorFlow's.
 
 TensorFlow's stream and CUDA's null stream, on which Python launches, do not wait for each other;
-kernels/ops/gpu.h says what native code does about it. There are three ways:
+see kernels/ops/gpu.h. There are three modes:
 
-* "tensorflow": launches are on TensorFlow's stream, which a few lines of C++ ask for (stream.py).
-* "context": they are on the null stream, which waits by an event of CUDA's context for all other
-  streams, and these for it. It needs a driver of CUDA 12.5 or later.
+* "tensorflow": launches are on TensorFlow's stream, obtained by a few lines of C++ (stream.py).
+* "context": launches are on the null stream, which waits for all other streams by an event of
+  CUDA's context, and they for it. Requires a driver of CUDA 12.5 or later.
 * "python": native code launches nothing. Python does, and waits for the whole GPU before and after.
 
-The first is taken where it is possible, and else the last; SOK_LITE_GPU_STREAM names one of them.
+The default is the first if possible, else the last; SOK_LITE_GPU_STREAM selects one.
 """
 
 import ctypes
@@ -26,8 +25,8 @@ from sok_lite.native.stream import load_stream_of
 
 WAYS = ("tensorflow", "context", "python")
 _VARIABLE = "SOK_LITE_GPU_STREAM"
-_LOCKS = "locks"  # among the reasons
-# CUDA's functions, by the names of GpuRecord's first fields; the last two are of CUDA 12.5.
+_LOCKS = "locks"  # key in `reasons`
+# CUDA's functions for GpuRecord's first fields; the last two need CUDA 12.5.
 _FUNCTIONS = {
     "launch": "cuLaunchKernel",
     "fill": "cuMemsetD8Async",
@@ -46,7 +45,7 @@ _OF_CONTEXT = ("record_all", "all_wait")
 
 
 class GpuRecord(ctypes.Structure):
-    """What native code is told of a GPU: `Gpu` of kernels/ops/gpu.h."""
+    """Native code's record of a GPU: `Gpu` of kernels/ops/gpu.h."""
 
     _fields_ = (
         *[(name, ctypes.c_void_p) for name in (*_FUNCTIONS, "stream_of", "note", "forget")],
@@ -57,44 +56,36 @@ class GpuRecord(ctypes.Structure):
     )
 
 
-# Of each backend, by its number; None: Python launches. And of each GPU, what was opened.
+# By id of the backend, None if Python launches; by GPU, the opened record.
 _records: dict[int, tuple[Backend, GpuRecord | None]] = {}
 _opened: dict[int, GpuRecord | None] = {}
-# By which way the launches of this process are in order, and why not by an earlier one.
+# The mode in use, and why earlier ones are not.
 chosen: str | None = None
 reasons: dict[str, str] = {}
 
 
 def prepare(backend: Any) -> None:
-    """Has tables of a GPU that are made from now on have locks that native code takes too.
-
-    Raises:
-      ValueError: SOK_LITE_GPU_STREAM is none of the ways.
-    """
+    """Gives tables of a GPU created from now on locks that native code can take; as `_asked`."""
     if _asked() == "python" or _LOCKS in reasons:
         return
     try:
-        if not has_functions():  # to find the library reads all sources of a checkout
+        if not has_functions():  # finding the library reads all sources of a checkout
             load_locks(find_library())
-    except RuntimeError as error:  # there is no library for CPUs, and no compiler
+    except RuntimeError as error:  # no library for CPUs, and no compiler
         reasons[_LOCKS] = _short(error)
         return
     backend.use_native_locks()
 
 
 def record_of(backend: Any) -> GpuRecord | None:
-    """Returns what native code is told of a backend's GPU; None where Python launches.
-
-    Raises:
-      ValueError: SOK_LITE_GPU_STREAM is none of the ways.
-    """
+    """Returns native code's record of a backend's GPU; None if Python launches."""
     known = _records.get(id(backend))
     if known is None:
         if backend.device_id not in _opened:
             _opened[backend.device_id] = open_gpu(backend)
         record = _opened[backend.device_id]
         if record is not None:
-            record = GpuRecord.from_buffer_copy(record)  # of this size of blocks
+            record = GpuRecord.from_buffer_copy(record)  # with this backend's block sizes
             limits = ("threads_per_block", "max_blocks", "words", "wide_words")
             for name, number in zip(limits, backend.launching(), strict=True):
                 setattr(record, name, number)
@@ -103,10 +94,10 @@ def record_of(backend: Any) -> GpuRecord | None:
 
 
 def open_gpu(backend: Backend) -> GpuRecord | None:
-    """Returns a record of the GPU in the way that is asked for, or the first that there is.
+    """Returns a record of the GPU in the requested mode, or the first possible default.
 
-    That of events of the context is not taken unasked: it ends what another thread captures of a
-    stream, such as a graph of XLA's or of CuPy's.
+    "context" must be requested: its events break another thread's stream capture, such as a graph
+    of XLA's or CuPy's.
     """
     global chosen
     asked = _asked()
@@ -131,7 +122,7 @@ def open_gpu(backend: Backend) -> GpuRecord | None:
 
 
 def _asked() -> str:
-    """Returns the way that the program names; "": none."""
+    """Returns the requested mode; "" for none."""
     asked = os.environ.get(_VARIABLE, "").strip()
     if asked and asked not in WAYS:
         raise ValueError(
@@ -151,7 +142,7 @@ def _driver(backend: Backend) -> tuple[ctypes.CDLL, GpuRecord]:
     for field, name in _FUNCTIONS.items():
         if field not in _OF_CONTEXT:
             setattr(record, field, _address_of(getattr(library, name)))
-    backend.activate()  # its context is the thread's current one then
+    backend.activate()  # makes its context current
     context = ctypes.c_void_p()
     error = library.cuCtxGetCurrent(ctypes.byref(context))
     if error or not context:

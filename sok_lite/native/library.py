@@ -1,7 +1,7 @@
-"""The library of operations: the one in the wheel, or one compiled here; loaded into TensorFlow.
+"""The library of operations: from the wheel, or compiled here; loaded into TensorFlow.
 
-It is one library for every supported TensorFlow: it uses the C API alone, and needs
-libtensorflow_framework.so.2 by its name, which TensorFlow has loaded before.
+One library serves all supported TensorFlow versions: it uses only the C API, and needs
+libtensorflow_framework.so.2 by name, which TensorFlow has already loaded.
 """
 
 import ctypes
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from sok_lite.backend.build import compile_sources, shipped_file, target_of
 from sok_lite.backend.sources import kernel_folder
 
-# Of what the library and Python tell each other; kernels/ops/ops.cpp has it too.
+# Version of the interface of library and Python, also in kernels/ops/ops.cpp.
 ABI = 7
-# A library of this name is linked, an empty one: that of TensorFlow is there when it is loaded.
+# An empty library of this name is linked; at load time TensorFlow's is already there.
 NEEDED = "libtensorflow_framework.so.2"
-# -ffp-contract=off: the numbers of a rule are to be the bits that Python gets of the CPU kernels.
+# -ffp-contract=off: a rule's numbers must be bit-identical to those of Python's CPU kernels.
 FLAGS = (
     "-std=c++17 -O2 -fPIC -shared -fvisibility=hidden -ffp-contract=off -Wall -Wextra -Werror"
 ).split()
@@ -25,34 +25,21 @@ _NAME = "libsok_lite_ops"
 
 
 class Operations(NamedTuple):
-    """The loaded library.
-
-    Attributes:
-      module: has a function for each operation, as TensorFlow makes them.
-      library: the same library for ctypes.
-    """
+    """The loaded library: TensorFlow's `module` of operations, and as a `library` of ctypes."""
 
     module: Any
     library: ctypes.CDLL
 
 
 def find_library() -> Path:
-    """Returns the library of the wheel, or one that is compiled here, which takes a second.
-
-    Raises:
-      RuntimeError: there is none and it cannot be compiled.
-    """
+    """Returns the library of the wheel, or compiles one in a second; raises RuntimeError."""
     return shipped_file(f"{_NAME}.so") or compile_library()
 
 
 def compile_library(extra_flags: Sequence[str] = ()) -> Path:
-    """Compiles the library, unless it is there, and returns its path.
+    """Compiles the library if needed and returns its path, or raises RuntimeError.
 
-    Args:
-      extra_flags: further compiler flags, such as a sanitizer's.
-
-    Raises:
-      RuntimeError: as `sok_lite.backend.build.compile_library`.
+    `extra_flags` are the compiler's, such as a sanitizer's.
     """
     flags, what = [*FLAGS, *extra_flags], "operations of TensorFlow"
     return compile_sources(_target(extra_flags), flags, _sources("cpp"), what, needs=NEEDED)
@@ -70,11 +57,7 @@ def _sources(ending: str) -> list[Path]:
 
 @cache
 def load() -> Operations:
-    """Returns the library, which is loaded at the first call.
-
-    Raises:
-      RuntimeError: it cannot be loaded, or is of another version of sok_lite.
-    """
+    """Returns the library, loaded at the first call, or raises RuntimeError."""
     import tensorflow as tf
 
     path = find_library()

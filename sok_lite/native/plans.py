@@ -1,7 +1,7 @@
-"""Plans of what native code does by itself: lookups, updates and writes.
+"""Plans of native lookups, updates and writes.
 
-kernels/ops/plan.h says what a plan is. It holds no table: it knows the tables' records, which are
-never freed, and by their generation whether they still are the same tables'.
+See kernels/ops/plan.h. A plan holds no table: it has the addresses of the tables' records, which
+are never freed, and their generations, which identify the tables.
 """
 
 import ctypes
@@ -22,23 +22,22 @@ from sok_lite.native.gpu import record_of
 
 
 class Rows(IntEnum):
-    """How the rows of a batch are given, or those of its weights; as in kernels/ops/plan.h."""
+    """Format of the rows of a batch, or of its weights; as in kernels/ops/plan.h."""
 
-    NONE = 0  # of weights: there are none
-    EVEN = 1  # all have as many ids
+    NONE = 0  # weights: none
+    EVEN = 1  # equal numbers of ids
     RAGGED = 2  # row splits
     SPARSE = 3  # indices
-    AS_KEYS = 4  # of weights
+    AS_KEYS = 4  # weights: rows of the keys
 
 
 class Drawing(NamedTuple):
-    """What the rows of keys begin with: a kernel of initializer.cu, and its arguments.
+    """A launch for initial values of rows: a kernel of initializer.cu, and its arguments.
 
     Attributes:
-      kernel, num_arguments: its address, and how many arguments it takes.
-      takes_keys: whether these are among them.
-      words: its arguments, (num_arguments,) int64; those of a call are left to native code.
-      arrays: whose addresses are among them.
+      kernel, num_arguments: its address, and its number of arguments.
+      words: its arguments, (num_arguments,) int64; native code fills in those of a call.
+      arrays: owners of addresses among them.
     """
 
     kernel: int
@@ -49,7 +48,7 @@ class Drawing(NamedTuple):
 
     @staticmethod
     def of(launch: Launch, keys: Array) -> "Drawing":
-        """Returns the launch of an initializer, for the keys that it is given."""
+        """Returns the launch of an initializer for `keys`."""
         backend, arguments = launch.backend, launch.part.arguments
         kernel, num_arguments = backend.kernel(launch.kernel)
         words = backend.words_of(launch.kernel, arguments)
@@ -61,13 +60,12 @@ class Part(NamedTuple):
     """One table of a lookup, as the words of a plan.
 
     Attributes:
-      record, generation: the address of the table's record, and what says whose it is.
-      key_type, row_type: TensorFlow's numbers of types; of what is looked up.
-      dim, combiner: of the rows; the number of COMBINERS.
-      rows, row_length: how the rows of the batch are given; of even ones the ids of each.
-      weight_rows: how those of the weights are.
-      drawing: what draws initial values into an array; None: only Python can.
-      beginning: what draws them into rows.
+      record, generation: the address of the table's record, and the table's generation.
+      key_type, row_type: TensorFlow's dtype numbers, of the lookup.
+      combiner: the number in COMBINERS.
+      row_length: ids per row for even rows.
+      drawing: writes initial values to an array; None: only Python can.
+      beginning: writes initial values to rows.
     """
 
     record: int
@@ -84,12 +82,7 @@ class Part(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What a lookup does with keys that have no row, as numbers; -1 stands for None.
-
-    Attributes:
-      training, missing, has_filter, reading_only: those of `MissingKeyPolicy`; 1 is "zeros".
-      is_in_pipeline: whether it is in a function of tf.data.
-    """
+    """What a lookup does with keys that have no row: `MissingKeyPolicy`; -1: None, 1: "zeros"."""
 
     training: int
     missing: int
@@ -112,12 +105,12 @@ _KERNELS = (
     *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),
     "give_distinct",
 )
-# Those that native code launches on a GPU alone, and nowhere else.
+# Launched by native code only, and only on a GPU.
 _ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
 _ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "recall_rows"}
 _ON_GPU |= {"dedup_insert", "give_distinct"} | _ON_GPU_ALONE
 _ON_GPU |= {"det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"}
-# One of each type.
+# One per dtype.
 _SEVERAL = (
     *("rows_read_", "combine_weight_grad_", "pool_f", "pool_bf16"),
     *("rows_deliver_", "pool_again_"),
@@ -127,7 +120,7 @@ _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
 
 class _Driver(ctypes.Structure):
-    """What the library of kernels has; as in kernels/ops/plan.h."""
+    """The interface of the kernels' library; as in kernels/ops/plan.h."""
 
     _fields_ = (
         *[(name, ctypes.c_int64) for name in ("gpu", *_NUMBERS, "seed", "most_new_items")],
@@ -135,7 +128,7 @@ class _Driver(ctypes.Structure):
     )
 
 
-# Of each backend, by its number: plans have the address.
+# By id of the backend; plans have the address.
 _drivers: dict[int, tuple[Backend, _Driver]] = {}
 
 
@@ -149,7 +142,7 @@ def _driver_of(backend: Any) -> _Driver:
         for name in _KERNELS:
             if name in _ON_GPU if gpu is not None else name not in _ON_GPU_ALONE:
                 setattr(driver, name, backend.kernel(name))
-        # Another thread may have made one meanwhile, which plans have the address of.
+        # Another thread may have made one, whose address is in plans.
         known = _drivers.setdefault(id(backend), (backend, driver))
     _, driver = known
     if backend.name == "cpu":
@@ -162,13 +155,9 @@ class LookupPlan(NamedTuple):
     """A lookup that native code may do.
 
     Attributes:
-      backend: of all tables.
-      is_pooled: whether rows are pooled, by all of several tables; else those of one table are
-        given as they are.
-      work, gradient_work: what counts it, and its gradient; None: nothing does.
-      policy: for keys without a row.
-      parts: of each table.
-      tells_found: whether it gives, too, which keys have a row, uint8; not of pooled rows.
+      is_pooled: whether rows of one or more tables are pooled; else one table's are returned.
+      work, gradient_work: counters of it and its gradient; None: not counted.
+      tells_found: whether it also returns which keys have a row, uint8; not with pooled rows.
     """
 
     backend: Any
@@ -180,7 +169,7 @@ class LookupPlan(NamedTuple):
     tells_found: bool = False
 
     def note(self, number: int) -> bool:
-        """Gives it to native code, for the call of a number. Returns whether that takes it."""
+        """Registers it for a call's number. Returns whether native code accepts it."""
         driver = addressof(_driver_of(self.backend))
         works = (self.work, self.gradient_work)
         counters = (0 if each is None else addressof(each.native) for each in works)
@@ -194,7 +183,7 @@ class LookupPlan(NamedTuple):
                 else:
                     kernel, count, takes_keys, its, _ = each
                     words += (kernel, count, int(takes_keys), *its)
-        return _noted("sok_ops_plan", number, words)
+        return _register("sok_ops_plan", number, words)
 
 
 class Writing(IntEnum):
@@ -208,12 +197,10 @@ class WritePlan(NamedTuple):
     """A write to rows of one table that native code may do.
 
     Attributes:
-      backend: of the table.
-      writing: what it does.
       begins_lookup: whether it would insert keys, so that it counts as a lookup.
-      has_flags: whether the keys are followed by flags, of each whether it is to be there.
-      subtracts: whether rows follow that are subtracted from those that are added.
-      scale: what is added is multiplied by it.
+      has_flags: whether flags follow the keys: whether each must exist.
+      subtracts: whether rows to subtract from the summand follow.
+      scale: factor of the summand.
       part: the table; its rows are assigned in `row_type`.
     """
 
@@ -226,26 +213,23 @@ class WritePlan(NamedTuple):
     part: Part
 
     def note(self, number: int) -> bool:
-        """Gives it to native code, for the call of a number. Returns whether that takes it."""
+        """Registers it for a call's number. Returns whether native code accepts it."""
         (scale,) = _words(struct.pack("d", self.scale))
         how = (self.writing, self.begins_lookup, self.has_flags, self.subtracts, scale)
         words = [addressof(_driver_of(self.backend)), *map(int, how), *self.part[:5]]
-        return _noted("sok_ops_plan_write", number, words)
+        return _register("sok_ops_plan_write", number, words)
 
 
 class UpdatePart(NamedTuple):
     """One table of an update, as the words of a plan.
 
     Attributes:
-      record, generation: the address of the table's record, and what says whose it is.
-      states_number: of the record of its store.
-      key_type: TensorFlow's number, of the keys.
-      dim: of the rows.
-      is_of_gradient: whether its keys are always those of one of our gradients.
-      decays: whether weight decay acts on it.
-      is_stochastic, seed: whether rows are rounded by random bits, and the seed of these.
-      kernel, num_arguments: the address of the rule's kernel for its rows, and how many it takes.
-      states: as the kernel takes them, addresses of the columns' records; 0 for what is not there.
+      record, generation: the address of the table's record, and the table's generation.
+      states_number: from the record of its store.
+      key_type: TensorFlow's dtype number of the keys.
+      is_of_gradient: whether its keys always come from one of our gradients.
+      kernel, num_arguments: the address of the rule's kernel, and its number of arguments.
+      states: addresses of the columns' records in the kernel's order; 0 for missing ones.
     """
 
     record: int
@@ -263,19 +247,16 @@ class UpdatePart(NamedTuple):
 
 
 class UpdatePlan(NamedTuple):
-    """An update that native code may do as Python did the one before it.
+    """An update that native code may do like Python's update before.
 
     Attributes:
-      backend: of all tables.
-      work: what counts it.
-      num_nonfinite: the address of (1,) int64, never freed, to which non-finite rows are added.
-      taken: the address of an int64, never freed either, that gets the number of a step with its
-        rows; 0: there is none.
-      rule: its number.
-      settings: the optimizer's numbers in that update, but for the learning rate; float64.
-      counting: which of them counts steps, and which field of the rule it is; (-1, -1): none does.
-      undecayed, decayed: the fields of the rule of tables without weight decay, and with it.
-      parts: of each table, all different.
+      num_nonfinite: address of (1,) int64, never freed, a counter of non-finite rows.
+      taken: address of an int64, never freed, that receives the number of a step when its rows
+        change; 0: none.
+      settings: the optimizer's numbers in that update except the learning rate; float64.
+      counting: index of the step counter in settings, and field of the rule; (-1, -1): none.
+      undecayed, decayed: the fields of the rule without and with weight decay.
+      parts: of each table, all distinct.
     """
 
     backend: Any
@@ -310,13 +291,13 @@ class UpdatePlan(NamedTuple):
         )
 
 
-def _noted(function: str, number: int, words: Sequence[int]) -> bool:
+def _register(function: str, number: int, words: Sequence[int]) -> bool:
     note = getattr(operations().library, function)
     return bool(note(ctypes.c_int64(number), WORDS[len(words)](*words)))
 
 
 def forget_plan(number: int) -> None:
-    """Has a call no plan any more."""
+    """Removes the plan of a call."""
     operations().library.sok_ops_forget(ctypes.c_int64(number))
 
 
@@ -325,32 +306,24 @@ def _words(floats: bytes) -> tuple[int, ...]:
 
 
 class NativeCall(Call):
-    """A call that native code may do once it has a plan, as long as this is there."""
+    """A call that native code may do once it has a plan, as long as this object lives."""
 
     __slots__ = ()
 
     def __del__(self) -> None:
         if operations is None or not hasattr(self, "number"):
-            return  # Python is ending, or it was interrupted before it had begun
+            return  # Python is exiting, or `__init__` was interrupted
         forget_plan(self.number)
 
 
 class PlannedCall(NativeCall):
-    """A lookup or a write that native code may do from the start.
-
-    Args:
-      plan: of it.
-      The others: as of `Call`.
-
-    Raises:
-      RuntimeError: the library of kernels is of another version than that of operations.
-    """
+    """A lookup or write that native code may do from the start; RuntimeError for old kernels."""
 
     __slots__ = ("_plan",)
 
     def __init__(self, plan: LookupPlan | WritePlan, *args: Any) -> None:
         super().__init__(*args)
-        self._plan = plan  # it has the arrays of drawings
+        self._plan = plan  # keeps the arrays of drawings
         if not plan.note(self.number):
             raise RuntimeError(
                 "sok_lite's kernels must be of the version of its operations. Received: kernels "
@@ -359,11 +332,10 @@ class PlannedCall(NativeCall):
 
 
 def set_mode(mode: int) -> None:
-    """Tells native code what blocks of `inference_mode` say.
+    """Sets the state of `inference_mode` in native code.
 
     Args:
-      mode: 0: none is open; 1: one is; 2 and 3: one is, by which a missing key gives "initial" or
-        "zeros".
+      mode: 0: not open; 1: open; 2 and 3: open, and a missing key returns "initial" or "zeros".
     """
     operations().library.sok_ops_set_mode(ctypes.c_int64(mode))
 

@@ -1,8 +1,8 @@
-"""CUDA's stream on which TensorFlow runs an operation: native code launches on it (gpu.py).
+"""The CUDA stream of a TensorFlow operation, on which native code launches (gpu.py).
 
-Where a GPU is used, a few lines of C++ are compiled against the headers of the installed
-TensorFlow, since they are of that version alone. Without a GPU it can be tried no further than that
-it is compiled, is loaded, and says of a CPU that there is none.
+On a machine with a GPU a few lines of C++ are compiled against the headers of the installed
+TensorFlow, because they depend on its version. Without a GPU only compiling, loading and the answer
+for a CPU, no stream, can be tested.
 """
 
 import ctypes
@@ -14,17 +14,12 @@ from sok_lite.backend.build import compile_sources, target_of
 from sok_lite.backend.sources import kernel_folder
 from sok_lite.native.library import NEEDED
 
-# -DNDEBUG: else TensorFlow's headers have members that its libraries have not.
+# -DNDEBUG: otherwise TensorFlow's headers have members that its libraries lack.
 _FLAGS = ["-O1", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-w"]
 
 
 def compile_stream_of() -> Path:
-    """Compiles it for the installed TensorFlow, unless it is there, and returns its path.
-
-    Raises:
-      RuntimeError: it cannot be compiled: there is no compiler, or this TensorFlow is another than
-        2.16 to 2.21.
-    """
+    """Compiles it for the installed TensorFlow if needed and returns the path; or RuntimeError."""
     import tensorflow as tf
 
     flags = [*_FLAGS, *tf.sysconfig.get_compile_flags()]
@@ -36,13 +31,10 @@ def compile_stream_of() -> Path:
 
 @cache
 def load_stream_of() -> Callable[[int], int | None]:
-    """Returns a function that gives CUDA's stream of a running operation, by its number.
+    """Returns a function that returns the CUDA stream of a running operation, or RuntimeError.
 
-    It takes the address of the operation's TF_OpKernelContext. It gives None where the device has
-    no stream, as a CPU.
-
-    Raises:
-      RuntimeError: as `compile_stream_of`, or it cannot be loaded.
+    It takes the address of the operation's TF_OpKernelContext, and returns None if the device has
+    no stream, such as a CPU.
     """
     path = compile_stream_of()  # TensorFlow's libraries are loaded with it
     try:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.bridge.keras import guard
-from sok_lite.bridge.keras.called import called_with
+from sok_lite.bridge.keras.called import first_call_specs
 
 KERAS = ["keras", "tf_keras"]
 
@@ -27,10 +27,10 @@ def model_of(package):
 @pytest.mark.parametrize("package", KERAS)
 def test_the_first_call_counts(package):
     model = model_of(package)
-    assert called_with(model) is None
+    assert first_call_specs(model) is None
     model(tf.constant([[1, 2]], tf.int64), weights=tf.ones([1, 2]))
     model(tf.constant([[1, 2, 3]], tf.int32))
-    (ids,), named = called_with(model)
+    (ids,), named = first_call_specs(model)
     assert (ids.shape.as_list(), ids.dtype) == ([None, 2], tf.int64)
     assert set(named) == {"weights"} and named["weights"].shape.as_list() == [None, 2]
 
@@ -54,7 +54,7 @@ def test_inputs_of_each_kind(package, kind):
     model = model_of(package)
     ragged = tf.ragged.constant([[1, 2], [], [3]], tf.int64)
     model({"ragged": ragged, "sparse": ragged.to_sparse(), "array": np.ones([3, 1])}[kind])
-    (spec,), named = called_with(model)
+    (spec,), named = first_call_specs(model)
     expected = {
         "ragged": tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64),
         "sparse": tf.SparseTensorSpec([None, 2], tf.int64),
@@ -68,16 +68,16 @@ def test_inputs_of_each_kind(package, kind):
 def test_a_build_by_shapes_says_nothing(package):
     model = model_of(package)
     model.build((None, 2))
-    assert package == "tf_keras" or called_with(model) is None
+    assert package == "tf_keras" or first_call_specs(model) is None
     if package == "keras":
         model(tf.constant([[1, 2]], tf.int64))
-        assert called_with(model)[0][0].dtype == tf.int64
+        assert first_call_specs(model)[0][0].dtype == tf.int64
 
 
 def test_inputs_of_a_functional_model_say_nothing():
     keras = importlib.import_module("keras")
     model = model_of("keras")
     model(keras.Input([2], dtype="int64"))
-    assert called_with(model) is None
+    assert first_call_specs(model) is None
     model(tf.constant([[1, 2]], tf.int64))
-    assert called_with(model)[0][0].dtype == tf.int64
+    assert first_call_specs(model)[0][0].dtype == tf.int64

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_lite.bridge.keras.data import fingerprint, of_arrays
+from sok_lite.bridge.keras.data import data_fingerprint, fingerprint
 
 
 def arrays(num_rows):
@@ -55,9 +55,9 @@ def test_rows_that_repeat_count_once():
 
 def test_what_is_no_arrays_has_the_fingerprint_of_nothing():
     data = tf.data.Dataset.range(3)
-    assert of_arrays([data, None]).tolist() == [-1, 0]
+    assert data_fingerprint([data, None]).tolist() == [-1, 0]
     tensors = [tf.range(9), {"a": np.arange(9)}]
     assert (
-        of_arrays(tensors).tolist()
+        data_fingerprint(tensors).tolist()
         == fingerprint(np.arange(9, dtype=np.int32), np.arange(9)).tolist()
     )

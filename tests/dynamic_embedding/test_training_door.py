@@ -59,7 +59,7 @@ def test_dense_gradients_are_summed_once_and_those_of_tables_never(family, is_ow
         ]
 
     monkeypatch.setattr(patched_step, "other_ranks", lambda: True)
-    monkeypatch.setattr(patched_step, "summed", doubled)
+    monkeypatch.setattr(patched_step, "sum_over_ranks", doubled)
     table, shadow = table_of(f"{family}{is_own}")
     dense = tf.Variable(1.0)
     optimizer.apply_gradients([(gradient(), shadow), (tf.constant(1.0), dense)])
@@ -74,7 +74,9 @@ def test_summed_leaves_gradients_of_tables(monkeypatch):
     monkeypatch.setattr(all_ranks, "allreduce", lambda flat, how: 3 * flat)
     (table, _), dense = table_of("summed"), tf.Variable(1.0)
     given = gradient()
-    pairs = all_ranks.summed([(given, table.rows), (tf.constant(2.0), dense), (None, dense)])
+    pairs = all_ranks.sum_over_ranks(
+        [(given, table.rows), (tf.constant(2.0), dense), (None, dense)]
+    )
     assert pairs[0][0] is given and float(pairs[1][0]) == 6.0 and pairs[2][0] is None
 
 

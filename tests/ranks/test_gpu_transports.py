@@ -15,12 +15,12 @@ CPU = get_backend("cpu")
 
 def _horovod(comm):
     pytest.importorskip("tensorflow")
-    from sok_lite.bridge.horovod_transport import connected, horovod_unable
+    from sok_lite.bridge.horovod_transport import connect, horovod_unable
 
     pytest.importorskip("horovod.tensorflow")
     if "does not connect" in (horovod_unable(comm) or ""):
         pytest.skip("Horovod does not connect these ranks")
-    return connected(comm, CPU)
+    return connect(comm, CPU)
 
 
 @pytest.fixture

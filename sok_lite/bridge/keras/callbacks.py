@@ -1,7 +1,7 @@
-"""Keras' own callbacks beside tables: which need help, and what is refused before `fit` begins.
+"""Keras' callbacks with tables: which need help, and what is rejected before `fit` begins.
 
-A callback that cannot save a table would say so after the first epoch, which may take hours; an
-optimizer that cannot train one, after the first batch has inserted its keys.
+A callback that cannot save a table would fail only after the first epoch, which may take hours; an
+optimizer that cannot train one, only after the first batch has inserted its keys.
 """
 
 import os
@@ -22,14 +22,14 @@ from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import refuse_unsupported
 from sok_lite.comm import Communicator
 
-# A row is a column of pixels; PNG has no more.
+# Each row becomes a column of pixels, at most so many in a PNG.
 _MOST_ROWS_OF_AN_IMAGE = 1_000_000
-# An attribute of Horovod's callback that gives all ranks the weights of one.
+# Attribute of Horovod's callback that broadcasts one rank's weights.
 _BROADCASTS = "broadcast_done"
 
 
 def help_callbacks(name: str, package: Any) -> None:
-    """Has callbacks of a Keras know tables: what they show of them, and files of several ranks."""
+    """Adapts callbacks of a Keras to tables: TensorBoard, and files of several ranks."""
     callbacks = package.callbacks
     hooks.around(callbacks.TensorBoard, "on_epoch_end", _showing_rows)
     backup = callbacks.BackupAndRestore
@@ -63,18 +63,10 @@ def _showing_rows(call: Any, self: Any, epoch: int, logs: Any = None) -> Any:
 
 
 def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequence[Any]) -> None:
-    """Raises where a callback of Keras has no place for tables, or the optimizer cannot train them.
+    """Raises if a callback of Keras cannot handle tables, or the optimizer cannot train them.
 
-    Args:
-      model: that is to be trained.
-      package: the Keras.
-      callbacks: of `fit`.
-      tables: of the model, at least one.
-
-    Raises:
-      NotImplementedError: a ModelCheckpoint of another format, an OrbaxCheckpoint, Horovod's
-        callback that broadcasts weights, or a setting of the optimizer that does not reach rows,
-        such as `use_ema`.
+    NotImplementedError: a ModelCheckpoint in an unsupported format, an OrbaxCheckpoint, Horovod's
+    callback that broadcasts weights, or an optimizer setting without effect on rows (`use_ema`).
     """
     optimizer = getattr(model, "optimizer", None)
     is_trained = any(table.trainable for table in tables)
@@ -99,11 +91,11 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
             )
 
 
-# ---- of every rank, with one path ----------------------------------------------------------------
+# ---- files of all ranks in one path --------------------------------------------------------------
 
 
 def _refusing_backups(call: Any, self: Any, logs: Any = None) -> Any:
-    """Refuses several ranks in tf_keras, whose backup is a checkpoint of TensorFlow: of one."""
+    """Rejects several ranks in tf_keras, whose backup is a TensorFlow checkpoint of one rank."""
     tables = held.kept_tables(self.model)
     if tables:
         refuse_several_ranks("BackupAndRestore of tf_keras", tables)
@@ -111,7 +103,7 @@ def _refusing_backups(call: Any, self: Any, logs: Any = None) -> Any:
 
 
 def _making_backup_folder(call: Any, self: Any, logs: Any = None) -> Any:
-    """Keras 3 makes a folder where it finds none: two ranks that find none both would."""
+    """Makes the backup folder on all ranks: Keras 3 fails if two ranks make it at once."""
     comm = _ranks_of(self)
     if comm is not None:
         _check_backup_folder(comm, self.backup_dir)
@@ -122,7 +114,7 @@ def _making_backup_folder(call: Any, self: Any, logs: Any = None) -> Any:
 
 
 def _check_backup_folder(comm: Communicator, folder: Any) -> None:
-    """Raises, on all ranks, where some would restore what others do not find."""
+    """Raises, on all ranks, if ranks see different files and so would restore differently."""
     files = sorted(tf.io.gfile.listdir(folder)) if tf.io.gfile.isdir(folder) else []
     text = f"{str(folder)!r} with {', '.join(files) or 'no files'}"
     gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call="BackupAndRestore")
@@ -138,15 +130,15 @@ def _deleting_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
     comm = _ranks_of(self)
     if comm is None:
         return call(self, logs)
-    comm.barrier()  # all have written what they write there
+    comm.barrier()  # all have finished writing
     if comm.rank == 0:
         call(self, logs)
-    comm.barrier()  # none finds it in a next `fit`
+    comm.barrier()  # none finds it in a later `fit`
     return None
 
 
 def _making_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """Makes the folder on each rank where its name is known from the start: see above."""
+    """Makes the folder of a ModelCheckpoint on each rank, if its name is known."""
     call(self, filepath, *args, **kwargs)
     folder = os.path.dirname(str(filepath))
     if folder and "{" not in folder and other_ranks() is not None:
@@ -154,6 +146,6 @@ def _making_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs:
 
 
 def _ranks_of(callback: Any) -> Communicator | None:
-    """Returns the ranks that have tables of a callback's model; None: no others, or no tables."""
+    """Returns the ranks, if there are several and the callback's model has tables; else None."""
     comm = other_ranks()
     return comm if comm is not None and held.kept_tables(callback.model) else None

@@ -1,7 +1,7 @@
-"""The inputs that models of Keras were called with, where they do not say what they take.
+"""The inputs of models that do not declare them.
 
-A model that is a class of a program's own has no `inputs`. tf_keras keeps what the first call had;
-Keras 3 keeps shapes alone, so the calls of its models are noted here.
+A subclassed model has no `inputs`. tf_keras keeps specs of the first call; Keras 3 keeps only
+shapes, so the first calls of its models are recorded here.
 """
 
 import contextlib
@@ -14,20 +14,20 @@ import tensorflow as tf
 
 from sok_lite.bridge.tf_private import SCRATCH_GRAPHS
 
-_ROUTED = ("training", "mask")  # what Keras gives by itself
-# By model: the specs of the first call, by place and by name.
+_ROUTED = ("training", "mask")  # passed by Keras itself
+# Model -> specs of the first call, positional and by name.
 _called: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-# Models of Keras 3 that were called, with whatever it was.
+# Models of Keras 3 that were called, with any arguments.
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
 _noting = threading.Lock()
 
 
-def noting(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a model of Keras 3, and notes the first call of each."""
-    with _noting:  # a loop over the set while another thread calls a model would raise
+def record_call(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Wraps calls of Keras 3 models: records the first of each."""
+    with _noting:  # the set must not change while another thread iterates over it
         _models.add(self)
     if self not in _called and not is_built_by_shapes():
-        # What is no structure of TensorFlow's, or no dtype, is for the model to take.
+        # Arguments that TensorFlow cannot describe are left to the model.
         with contextlib.suppress(TypeError, ValueError):
             _note(self, args, kwargs)
     return call(self, *args, **kwargs)
@@ -41,11 +41,8 @@ def _note(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _called[model] = specs, named
 
 
-def called_with(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Returns the specs that a model was called with, by place and by name; the batch may be any.
-
-    None: it was not called with tensors.
-    """
+def first_call_specs(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Returns the specs of a model's first call, for any batch size; None without tensors."""
     if not hasattr(model, "save_spec"):
         return _called.get(model)
     specs = model.save_spec()
@@ -55,13 +52,13 @@ def called_with(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
 
 
 def models_of_keras_3() -> list[Any]:
-    """Returns the models of Keras 3 that were called and that somebody has."""
+    """Returns the live models of Keras 3 that were called."""
     with _noting:
         return list(_models)
 
 
 def is_built_by_shapes() -> bool:
-    """Whether a Keras builds a model now: what stands for ids there may be float32."""
+    """Whether a Keras is building a model from shapes; its placeholders for ids may be float32."""
     if tf.executing_eagerly():
         return False
     graph = getattr(tf.compat.v1.get_default_graph(), "name", "")
@@ -69,32 +66,27 @@ def is_built_by_shapes() -> bool:
 
 
 def as_keys(ids: Any, key_dtype: str) -> Any:
-    """Returns ids; where a Keras builds a model, keys for the floats that stand for them there.
-
-    Args:
-      ids: a tensor, ragged or sparse too.
-      key_dtype: a name, such as "int64" or "string".
-    """
+    """Returns ids; converts the float placeholders of a Keras that builds a model to keys."""
     if not (getattr(ids.dtype, "is_floating", False) and is_built_by_shapes()):
         return ids
     return tf.as_string(ids) if key_dtype == "string" else tf.cast(ids, key_dtype)
 
 
 def _is_complete(specs: Any) -> bool:
-    """Whether there are specs, and no place without one."""
+    """Whether there are specs, and none is None."""
     flat = tf.nest.flatten(specs)
     return bool(flat) and None not in flat
 
 
 def _spec_of(value: Any) -> Any:
-    """Returns the spec of a tensor, array or input of Keras 3, of any batch; None: it is none."""
+    """Returns the spec of a tensor, array or Keras 3 input, for any batch size; else None."""
     if isinstance(value, tf.RaggedTensor):
         of_rows = value.row_splits.dtype
         return tf.RaggedTensorSpec(_any_batch(value.shape), value.dtype, value.ragged_rank, of_rows)
     if isinstance(value, tf.SparseTensor):
         return tf.SparseTensorSpec(_any_batch(value.shape), value.dtype)
     if isinstance(value, np.ndarray):
-        # Keras takes numbers for what its layers compute with.
+        # Keras converts floats to the dtype of its layers.
         dtype = tf.float32 if value.dtype.kind == "f" else tf.as_dtype(value.dtype)
         return tf.TensorSpec(_any_batch(value.shape), dtype)
     if tf.is_tensor(value):

@@ -1,7 +1,7 @@
-"""Whether all ranks of `fit` train the same rows, which each takes for its own by mistake.
+"""Detects that all ranks of `fit` train the same rows by mistake.
 
-Before an epoch the arrays that `fit` was given are compared, and else the first batch of a training
-step, in whatever way the rows come. What is compared is a fingerprint of some rows.
+Before an epoch the arrays passed to `fit` are compared; for other data the first batch of a
+training. Ranks compare fingerprints of some rows.
 """
 
 import hashlib
@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Fewer different rows may be the same on all ranks by chance, or on purpose.
+# Fewer distinct rows may be equal on all ranks by chance, or on purpose.
 _A_FEW = 4
-# Of longer arrays at least so many rows are looked at, and fewer than twice as many.
+# Sampled rows of a longer array: at least so many, and less than twice as many.
 _SAMPLE = 1000
-# An attribute of models: a variable, (2,) int64, the fingerprint of the first batch of a training.
+# Attribute of models: a variable, (2,) int64, the fingerprint of a training's first batch.
 _FIRST = "_sok_lite_first_batch"
 _NOTHING = (-1, 0)
 
 
 def fingerprint(*arrays: Any) -> np.ndarray:
-    """Returns a digest of arrays, and how many different rows the most varied has, (2,) int64.
+    """Returns a digest >= 0 of arrays, and the largest number of distinct rows, (2,) int64.
 
-    Of each it looks at one or two thousand rows, spread over it. The digest is not negative.
+    It reads one or two thousand rows of each array, evenly spaced.
     """
     digest, most = hashlib.blake2b(digest_size=7), 0
     for array in arrays:
@@ -39,8 +39,8 @@ def fingerprint(*arrays: Any) -> np.ndarray:
     return np.array([int.from_bytes(digest.digest(), "little"), most], np.int64)
 
 
-def of_arrays(data: Any) -> np.ndarray:
-    """Returns the fingerprint of what `fit` is given, or of nothing where it is no arrays."""
+def data_fingerprint(data: Any) -> np.ndarray:
+    """Returns the fingerprint of `fit`'s data, or the empty one if they are not arrays."""
     leaves = [each for each in tf.nest.flatten(data) if each is not None]
     if not all(isinstance(each, (np.ndarray, tf.Tensor)) for each in leaves):
         return np.array(_NOTHING, np.int64)
@@ -48,23 +48,23 @@ def of_arrays(data: Any) -> np.ndarray:
 
 
 def watch_first_batch(model: Any) -> None:
-    """Has the next training of a model note its first batch."""
+    """Makes the next training of a model record its first batch."""
     first = getattr(model, _FIRST, None)
     if first is None:
         with tf.device("CPU:0"):
             first = tf.Variable(_NOTHING, dtype=tf.int64, trainable=False)
-        object.__setattr__(model, _FIRST, first)  # it is no weight
+        object.__setattr__(model, _FIRST, first)  # not a weight
     first.assign(_NOTHING)
 
 
 def first_batch(model: Any) -> list[int]:
-    """Returns the fingerprint of the first batch of a training, or that of nothing."""
+    """Returns the fingerprint of a training's first batch, or the empty one."""
     first = getattr(model, _FIRST, None)
     return list(_NOTHING) if first is None else first.numpy().tolist()
 
 
 def note_batch(model: Any, batch: Any) -> None:
-    """Keeps the fingerprint of a batch, in a training step, if it is the first."""
+    """Records the fingerprint of a batch, in a training step, if it is the first."""
     first = getattr(model, _FIRST, None)
     if first is None:
         return
@@ -86,12 +86,7 @@ def _parts(tensor: Any) -> list[Any]:
 
 
 def warn_if_same(all_found: np.ndarray, what: str) -> bool:
-    """Warns where ranks train the same rows; returns whether.
-
-    Args:
-      all_found: (num_ranks, 2), the fingerprint of each rank.
-      what: is the same.
-    """
+    """Warns if the fingerprints of ranks, (num_ranks, 2), are equal; returns whether they are."""
     is_same = bool((all_found == all_found[0]).all()) and int(all_found[0, 1]) > _A_FEW
     if is_same:
         warnings.warn(

@@ -1,12 +1,11 @@
-"""Methods of Keras that would leave the tables of a model out are refused by name.
+"""Guards Keras models: methods that would leave out tables raise.
 
-Keras 3 knows its own variables only, so that `fit` would leave a table untrained and `save` would
-leave it out, without a word. Nothing of a table is asked on the way. So the methods that a program
-calls, all of them public, check the model first; they are wrapped when the program has imported
-Keras and uses a table: what is done around them is in training.py, weights.py and saving.py. A
-model without tables is not treated otherwise than before.
+Keras 3 knows only its own variables: silently, `fit` would not train a table and `save` would not
+save it, without a call of the table. So the public methods check the model first. They are wrapped
+when the program has imported Keras and uses a table; see training.py, weights.py and saving.py.
+Models without tables behave as before.
 
-Keras 3 and tf_keras may both be there, or neither: this module imports none.
+Works with Keras 3, tf_keras, both or neither; imports none.
 """
 
 import sys
@@ -18,11 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras import called, hooks, training
-from sok_lite.bridge.keras.held import PACKAGES, know_layers
-from sok_lite.bridge.keras.hooks import is_cloning, know_functions
+from sok_lite.bridge.keras.held import PACKAGES, register_layers
+from sok_lite.bridge.keras.hooks import is_cloning, register_functions
 from sok_lite.bridge.keras.ids import watch_ids
-from sok_lite.bridge.keras.saving import have_all_tracked, look_at_files
-from sok_lite.bridge.keras.weights import know_tables_among_weights
+from sok_lite.bridge.keras.saving import track_tables, wrap_files
+from sok_lite.bridge.keras.weights import wrap_weights
 from sok_lite.bridge.tf_private import CHECKPOINT
 
 _guarded: set[str] = set()
@@ -31,12 +30,10 @@ _told: list[Callable[[str, Any], None]] = []
 
 
 def tell(function: Callable[[str, Any], None], at_once: bool = True) -> None:
-    """Calls a function with name and module of each Keras, once it is known here. Once a function.
+    """Calls a function once with name and module of each guarded Keras, now or later.
 
-    That is when a program that has imported it makes a table, or looks rows up.
-
-    Args:
-      at_once: whether each that is imported by now becomes known.
+    A Keras is guarded when a program that has imported it creates a table or looks rows up; with
+    `at_once`, now.
     """
     if function in _told:
         return
@@ -48,7 +45,7 @@ def tell(function: Callable[[str, Any], None], at_once: bool = True) -> None:
 
 
 def watch() -> bool:
-    """Guards each Keras that the program has imported by now; returns whether one is new."""
+    """Guards each Keras that the program has imported; returns whether one is new."""
     is_new = False
     for name in PACKAGES:
         if name in sys.modules and name not in _guarded:
@@ -57,12 +54,12 @@ def watch() -> bool:
 
 
 def refuse_custom_step(variables: Sequence[Any]) -> None:
-    """Raises in a lookup that Keras' own training step makes, if it would not train the tables."""
+    """Raises in a lookup within Keras' own training step if that would not train the tables."""
     training.refuse_custom_step(variables, watch())
 
 
 def refuse_clone() -> None:
-    """Raises where `clone_model` makes a table."""
+    """Raises if `clone_model` creates a table."""
     watch()
     if is_cloning():
         raise NotImplementedError(
@@ -76,19 +73,19 @@ def _guard(name: str, package: Any) -> bool:
         model = getattr(package, "Model", None)
         if name in _guarded or model is None:  # None: while Keras is being imported
             return False
-        if not _guarded:  # tf.train.Checkpoint is one for both Keras
+        if not _guarded:  # tf.train.Checkpoint is shared by both Keras
             for method in CHECKPOINT:
-                check = partial(have_all_tracked, method)
+                check = partial(track_tables, method)
                 hooks.around(tf.train.Checkpoint, method, hooks.checking, check)
         _guarded.add(name)
-        know_layers(package.layers.Layer)
-        know_functions(package.models)
+        register_layers(package.layers.Layer)
+        register_functions(package.models)
         training.watch_steps(model)
         if name == "keras":
-            hooks.around(model, "__call__", called.noting, inherits=True)
+            hooks.around(model, "__call__", called.record_call, inherits=True)
         watch_ids(model)
-        look_at_files(name, model)
-        know_tables_among_weights(package.layers.Layer, model)
+        wrap_files(name, model)
+        wrap_weights(package.layers.Layer, model)
     for function in _told:
         function(name, package)
     return True

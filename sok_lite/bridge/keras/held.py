@@ -1,6 +1,6 @@
-"""The tables in a model of Keras, and the optimizers that train them.
+"""The tables in a Keras model, and the optimizers that train them.
 
-Keras 3 and tf_keras may both be there, or neither: this module imports none.
+Works with Keras 3, tf_keras, both or neither; imports none.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,50 +11,48 @@ import tensorflow as tf
 PACKAGES = ("keras", "tf_keras")
 CONTAINERS = (dict, list, tuple, set, frozenset)
 
-# Of an optimizer that is built for tables, in its dict: weak references to all its variables.
+# Attribute in the dict of an optimizer that is built for tables: weak references to its variables.
 BUILT_FOR = "_sok_lite_built_for"
 
-# The class of layers of each Keras that is known so far; models are such too.
+# The layer class of each guarded Keras, also the base of its models.
 _layers: tuple[type, ...] = ()
-# Classes of optimizers that train the tables which ask for it.
+# Classes of optimizers that train tables.
 trainers: set[type] = set()
 
 
-def know_layers(cls: type) -> None:
-    """Has layers of a Keras looked into from now on."""
+def register_layers(cls: type) -> None:
+    """Adds a Keras' layer class to those that are searched for tables."""
     global _layers
     _layers = (*_layers, cls)
 
 
 def is_layer(value: Any) -> bool:
-    """Whether an object is a layer, or model, of a Keras that is known."""
+    """Whether an object is a layer or model of a guarded Keras."""
     return isinstance(value, _layers)
 
 
 def trains_tables(optimizer: Any) -> bool:
-    """Whether an optimizer trains the tables that ask for it."""
+    """Whether an optimizer trains tables."""
     return not trainers.isdisjoint(type(optimizer).__mro__)
 
 
 def is_horovods(cls: type) -> bool:
-    """Whether a class of optimizers or callbacks is one of Horovod."""
+    """Whether a class of optimizers or callbacks is Horovod's."""
     return any(base.__module__.split(".")[0] == "horovod" for base in cls.__mro__)
 
 
 def may_hold(value: Any) -> bool:
-    """Whether an object is a table, or something other than a container that may hold some."""
+    """Whether an object is a table, or holds objects and is not a plain container."""
     marks = ("left_out_by", "tables_held")
     return isinstance(value, (tf.Module, *_layers)) or any(hasattr(type(value), m) for m in marks)
 
 
 def tables_in(root: Any, by_each: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yields the innermost layer that holds a table, and the table, for all that an object holds.
+    """Yields (innermost layer, table) for each table that an object holds.
 
-    Args:
-      root: the object.
-      by_each: whether a table that several layers hold comes with each of them, not with one.
+    `by_each`: a table in several layers comes with each of them.
     """
-    for layer, table in _found_in(root, lambda value: hasattr(type(value), "left_out_by"), by_each):
+    for layer, table in _search(root, lambda value: hasattr(type(value), "left_out_by"), by_each):
         if package_of(layer) in {*table.left_out_by, None}:
             yield layer, table
 
@@ -66,20 +64,17 @@ def kept_tables(root: Any) -> list[Any]:
 
 
 def is_kept(table: Any) -> bool:
-    """Whether the layer that holds a table keeps it among its weights."""
+    """Whether the layer of a table keeps it among its weights."""
     return getattr(type(table), "tracked_as_weight", False)
 
 
 def optimizers_in(model: Any) -> list[Any]:
-    """Returns the optimizers that a model, or a layer or model in it, has or was compiled with."""
-    return [optimizer for _, optimizer in _found_in(model, trains_tables)]
+    """Returns the optimizers in a model, its layers and its inner models."""
+    return [optimizer for _, optimizer in _search(model, trains_tables)]
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Returns the variables of an optimizer of any Keras; [] of None.
-
-    Also what Keras 3 does not list where a LossScaleOptimizer builds it: the product of Nadam.
-    """
+    """Returns the variables of an optimizer; also Nadam's product, which Keras 3 may not list."""
     variables = getattr(optimizer, "variables", [])
     found = list(variables() if callable(variables) else variables)
     within = getattr(getattr(optimizer, "inner_optimizer", None), "__dict__", {})
@@ -97,20 +92,19 @@ def layers_in(model: Any) -> list[Any]:
     def is_noted(value: Any) -> bool:
         if is_layer(value) and value is not model:
             found.append(value)
-        return False  # and looked into
+        return False  # search it too
 
-    for _ in _found_in(model, is_noted):
+    for _ in _search(model, is_noted):
         pass
     return found
 
 
-def _found_in(
+def _search(
     root: Any, is_sought: Callable[[Any], bool], by_each: bool = False
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields what is sought in an object, which may be such, each with the innermost layer.
+    """Yields (innermost layer, object) for each match in an object, or the object itself.
 
-    Looked into are attributes of layers and of tf.Modules, lists, tuples, sets and dicts, and what
-    says itself which tables it holds: `tables_held`.
+    Searches layers, tf.Modules, lists, tuples, sets, dicts, and `tables_held` of other objects.
     """
     seen: set[Any] = set()
     stack = [(root, root)]
@@ -140,13 +134,13 @@ def _items(value: Any) -> list[Any]:
 
 
 def package_of(layer: Any) -> str | None:
-    """Returns which Keras a layer or model is of; None: of none."""
+    """Returns the name of a layer's Keras; None if it has none."""
     modules = (base.__module__.split(".")[0] for base in type(layer).__mro__)
     return next((module for module in modules if module in PACKAGES), None)
 
 
 def saves_itself(layer: Any) -> bool:
-    """Whether a layer says by its own code what is saved of it."""
+    """Whether a layer defines by its own code what is saved."""
     method = getattr(type(layer), "save_own_variables", None)
     module = getattr(method, "__module__", None) or ""
     return method is not None and module.split(".")[0] not in PACKAGES

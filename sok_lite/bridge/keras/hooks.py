@@ -1,7 +1,7 @@
-"""Every change of a class of Keras or TensorFlow: what is done around its methods, and by whom.
+"""All wrapped methods of Keras and TensorFlow, and their wrappers.
 
-A method that is changed has one wrapper, however many parts of the package do something around it.
-So has a function of a module. Nothing else in the package sets attributes of theirs; a test looks.
+A method or a module's function has one wrapper, however many parts of this package act around it.
+Nothing else in the package sets attributes of theirs; a test checks that.
 """
 
 import contextlib
@@ -14,19 +14,14 @@ from typing import Any
 
 from sok_lite.bridge.tf_private import callers
 
-# Does something around a method. It takes what it is around, which is called with all that follows:
-# the object, or the class of a class method, and the arguments. Up to the object it takes all by
-# place, lest an argument of a program has one of these names.
+# Acts around a method: takes the method, the object (the class for a class method) and the
+# arguments. Parameters up to the object are positional-only, because a program's argument may have
+# the same name.
 Around = Callable[..., Any]
 
 
 class _Hook:
-    """A method that is changed.
-
-    Attributes:
-      acts: what is done around it, each with its first arguments.
-      call: does all of it.
-    """
+    """A wrapped method: `acts` around it with their leading arguments, `call` with all acts."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.acts: list[tuple[Around, tuple[Any, ...]]] = []
@@ -39,18 +34,15 @@ _lock = threading.RLock()
 
 
 def around(cls: Any, name: str, act: Around, *leading: Any, inherits: bool = False) -> Any:
-    """Has something done around a method from now on; of several, the last is around the others.
-
-    The same again changes nothing.
+    """Wraps a method in an act; the latest act is outermost. Repetition does nothing.
 
     Args:
-      cls: a class that has the method, or inherits it; or a module that has a function.
-      name: of the method. Another version of a package may have none: nothing is done then.
-      act: what is done; it is called with `leading`, what it is around, and the arguments.
-      inherits: whether a method that the class inherits is changed for this class alone.
+      cls: a class that has or inherits the method, or a module with a function.
+      name: of the method. Does nothing if another version of the package lacks it.
+      act: called with `leading`, the inner call, and the arguments.
+      inherits: whether to wrap an inherited method for this class only.
 
-    Returns:
-      The class whose method it is, or the module; None: there is no such method.
+    Returns the class or module whose method was wrapped; None if there is no such method.
     """
     found = owner_of(cls, name)
     if found is None:
@@ -65,19 +57,19 @@ def around(cls: Any, name: str, act: Around, *leading: Any, inherits: bool = Fal
 
 
 def checking(check: Callable[..., None], call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Does something around a method: a check, which takes its arguments, and raises."""
+    """An act: calls `check` with the arguments, which may raise, and then the method."""
     check(self, *args, **kwargs)
     return call(self, *args, **kwargs)
 
 
 def owner_of(cls: Any, name: str) -> Any:
-    """Returns the class of whose methods `cls.name` is one; None: there is no such method."""
+    """Returns the class that defines `cls.name`; None if none does."""
     bases = cls.__mro__ if isinstance(cls, type) else [cls]
     return next((base for base in bases if name in vars(base)), None)
 
 
 def original_of(cls: type, name: str) -> Callable[..., Any]:
-    """Returns a method of a class, as a function, without what is done around it here."""
+    """Returns a method of a class, as a function, without our wrappers."""
     method = getattr(cls, name)
     while method in _wrappers:
         method = method.__wrapped__
@@ -86,7 +78,7 @@ def original_of(cls: type, name: str) -> Callable[..., Any]:
 
 
 def is_theirs(method: Any) -> bool:
-    """Whether a bound method is one of Keras or TensorFlow that is changed here, and no other."""
+    """Whether a bound method is one of Keras or TensorFlow that is wrapped here."""
     return getattr(method, "__func__", None) in _wrappers
 
 
@@ -94,12 +86,12 @@ def _installed(owner: Any, name: str, found: Any) -> _Hook:
     original = found.__func__ if isinstance(found, classmethod) else found
     hook = _hooks[owner, name] = _Hook(original)
 
-    # It passes for a function of Keras, also with AutoGraph, which leaves those as they are.
+    # It passes for a function of Keras, also for AutoGraph, which exempts those.
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         return hook.call(*args, **kwargs)
 
-    # Keras asks what arguments a method takes, and does not look through wrappers.
+    # Keras inspects a method's parameters, and does not look through wrappers.
     with contextlib.suppress(TypeError, ValueError):
         method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     _wrappers.add(method)
@@ -111,12 +103,8 @@ _clone_codes: set[CodeType] = set()
 _load_codes: set[CodeType] = set()
 
 
-def know_functions(models: Any) -> None:
-    """Has the functions of a Keras known.
-
-    Args:
-      models: its module of that name.
-    """
+def register_functions(models: Any) -> None:
+    """Registers the functions `clone_model` and `load_model` of a Keras' module `models`."""
     _clone_codes.add(inspect.unwrap(models.clone_model).__code__)
     _load_codes.add(inspect.unwrap(models.load_model).__code__)
 
@@ -132,17 +120,17 @@ def is_loading() -> bool:
 
 
 def is_loading_uncompiled() -> bool:
-    """Whether `load_model(compile=False)` is among the callers, which restores no optimizer."""
+    """Whether `load_model(compile=False)`, which restores no optimizer, is among the callers."""
     frame = caller_among(_load_codes)
     return frame is not None and not frame.f_locals["compile"]
 
 
 def is_loading_safely() -> bool:
-    """Whether the caller that is `load_model` is not told to run code of the file."""
+    """Whether the calling `load_model` must not run code of the file."""
     frame = caller_among(_load_codes)
     return frame is None or bool(frame.f_locals.get("safe_mode", True))
 
 
 def caller_among(codes: Container[CodeType]) -> Any:
-    """Returns the frame of a caller that is one of some functions, by their code; or None."""
+    """Returns the frame of the innermost caller with one of these codes; None without one."""
     return next((frame for frame in callers() if frame.f_code in codes), None)

@@ -1,14 +1,13 @@
-"""Ids of another kind than a model takes: floats that are none, texts for integers, are refused.
+"""Rejects invalid ids of models: floats that are not ids, texts instead of integers.
 
-An `Input` of integers casts whatever it is given. A missing id (NaN), an infinity and a fraction
-become some id that way, and nobody behind it can tell. Beside that `fit`, `evaluate` and `predict`
-make float32 of the arrays of floats that they are given, in which large ids are equal. pandas makes
-float64 of integers where one is missing.
+An integer `Input` casts all its data. NaN, infinities and fractions become some id, which later
+code cannot detect. Besides, `fit`, `evaluate` and `predict` convert float arrays to float32, in
+which large ids coincide. pandas converts integers to float64 if one is missing.
 
-So a float is an id where it is whole, and below the number from which on its dtype does not hold
-each integer: 2**53 of float64, 2**24 of float32. Arrays are looked at before anything is done with
-them, tensors where a model is called, in graphs by an operation that only floats have. An `Input`
-casts texts as well, by an operation that there is not.
+A float is a valid id if it is whole and below the limit up to which its dtype holds each integer:
+2**53 for float64, 2**24 for float32. Arrays are checked before anything else, tensors when a model
+is called, in graphs by an operation for floats only. An `Input` would also cast texts, by an
+operation that does not exist.
 """
 
 import functools
@@ -23,31 +22,22 @@ from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.called import is_built_by_shapes
 from sok_lite.bridge.keras.held import tables_in
 
-# Public: what a program calls with arrays of ids.
+# Public methods that take arrays of ids.
 TAKING_ARRAYS = ("fit", "evaluate", "predict")
 
 
 def watch_ids(model: Any) -> None:
-    """Has models with tables take as ids what is one.
-
-    Args:
-      model: the class of models of a Keras.
-    """
+    """Makes models of a Keras with tables reject invalid ids."""
     for method in TAKING_ARRAYS:
         hooks.around(model, method, hooks.checking, refuse_arrays)
     hooks.around(model, "__call__", _calling, inherits=True)
 
 
 def refuse_arrays(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
-    """Raises if an array has what is no id.
+    """Raises if an array has invalid ids, for models with tables and Inputs of ids.
 
-    Args:
-      model: a model of Keras; it is looked at if it has tables and an Input of integers or texts.
-      x: its inputs, as `fit` takes them.
-
-    Raises:
-      ValueError: it names the input and the first float that is none. TypeError: it names the input
-        that takes integers, and texts are given, or the other way round.
+    ValueError names the input and its first invalid float, TypeError an input of integers that got
+    texts, or vice versa.
     """
 
     def looked_at(taken: Any, value: Any) -> Any:
@@ -70,7 +60,7 @@ def refuse_arrays(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
 
 
 def _calling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a model, which gets integers for floats that are ids; others are refused."""
+    """Calls a model with float ids converted to integers; rejects invalid ids."""
     taken = _inputs_of(self)
     if taken is None or is_built_by_shapes():
         return call(self, *args, **kwargs)
@@ -95,7 +85,7 @@ def _calling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _check_kind(model: Any, taken: Any, value: Any) -> None:
-    """Raises TypeError where texts are given for integers, or numbers for texts."""
+    """Raises TypeError for texts in place of integers, or numbers in place of texts."""
     is_text, dtype = _is_text(value), tf.as_dtype(taken.dtype)
     if is_text in (None, dtype == tf.string) or not _has_tables(model):
         return
@@ -111,7 +101,7 @@ def _check_kind(model: Any, taken: Any, value: Any) -> None:
 
 
 def _is_text(value: Any) -> bool | None:
-    """Whether a tensor or array has texts, and no numbers; None: it has neither, or is none."""
+    """Whether a tensor or array has texts, not numbers; None if neither."""
     dtype = getattr(value, "dtype", None)
     if tf.is_tensor(value):
         return tf.as_dtype(dtype) == tf.string
@@ -125,7 +115,7 @@ def _is_text(value: Any) -> bool | None:
 
 
 def _ids_of(taken: Any, value: Any) -> Any:
-    """Returns the integers that a tensor of floats, ragged or sparse too, stands for."""
+    """Converts float ids to integers, also of ragged and sparse tensors."""
     if isinstance(value, tf.RaggedTensor):
         return value.with_flat_values(_ids_of(taken, value.flat_values))
     if isinstance(value, tf.SparseTensor):
@@ -155,7 +145,7 @@ def _refusal(taken: Any, dtype: str, below: int) -> str:
 
 @functools.cache
 def _whole_below(dtype: Any) -> int:
-    """Returns the number below which a dtype of floats holds each integer."""
+    """Returns the limit up to which a float dtype holds each integer."""
     powers = (1 << bits for bits in range(1, 54))
     return next(power for power in powers if float(np.array(power + 1).astype(dtype)) != power + 1)
 
@@ -165,10 +155,10 @@ def _has_tables(model: Any) -> bool:
 
 
 def _inputs_of(model: Any) -> Any:
-    """Returns the inputs of a model, in their structure; one of a class of one's own has none."""
+    """Returns the inputs of a model, in their structure; a subclassed model has none."""
     inputs = getattr(model, "inputs", None)
     structure = getattr(model, "input", None) if inputs else None
-    # A Sequential that is called in another model says what it was called with there.
+    # A Sequential within another model returns the tensors of that call.
     is_own = {id(each) for each in tf.nest.flatten(structure)} == {
         id(each) for each in inputs or ()
     }
@@ -176,14 +166,9 @@ def _inputs_of(model: Any) -> Any:
 
 
 def _of_inputs_of_ids(inputs: Any, x: Any, act: Callable[[Any, Any], Any]) -> Any:
-    """Returns the data of a model, with what `act` gives for that of each input of ids.
+    """Maps `act` over (input, data) of each input of ids, integers or texts.
 
-    Ids are integers or texts.
-
-    Args:
-      inputs: a structure of inputs.
-      x: the data; where it is not of that structure it is for Keras to take.
-      act: takes an input and its data.
+    Data of another structure than the inputs are returned unchanged, for Keras to reject.
     """
     if hasattr(inputs, "dtype"):
         if isinstance(x, Mapping):

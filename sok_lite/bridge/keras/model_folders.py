@@ -1,10 +1,9 @@
-"""Folders in which an API keeps models of Keras with their tables, by the names of Keras itself.
+"""Folders in which an API keeps Keras models with tables, through Keras' own functions.
 
-A SavedModel as TensorFlow or tf_keras write it has no place for a table. An API that writes one
-with tables says so here: then `model.save(folder)`, `model.load_weights(folder)` and
-`tf.saved_model.save(model, folder)` are its, and with tf_keras `save_model(model, folder)` and
-`load_model(folder)` as well. Keras 3 has no SavedModels: these two raise there, before anything of
-a model is asked.
+A SavedModel of TensorFlow or tf_keras cannot hold tables. An API that can write one registers here:
+then it implements `model.save(folder)`, `model.load_weights(folder)` and
+`tf.saved_model.save(model, folder)`, and with tf_keras also `save_model(model, folder)` and
+`load_model(folder)`. Keras 3 has no SavedModels: its two functions raise first.
 """
 
 import contextlib
@@ -18,12 +17,12 @@ from sok_lite.bridge.tf_private import SAVED_MODELS, SAVED_MODELS_OF_TF_KERAS
 
 
 class ModelFolder(NamedTuple):
-    """What an API does with folders of models.
+    """An API's functions for folders of models.
 
     Attributes:
-      save: takes a model, a path, and what `save_model` of tf_keras takes for a SavedModel.
+      save: takes a model, a path, and tf_keras' `save_model` arguments for a SavedModel.
       load_model: takes a path, `custom_objects`, `compile`, `safe_mode` and `package`, a Keras.
-      load_weights: takes a model, a path, and what `load_weights` of Keras takes.
+      load_weights: takes a model, a path, and the arguments of Keras' `load_weights`.
       is_one: whether there is such a folder at a path.
     """
 
@@ -33,7 +32,7 @@ class ModelFolder(NamedTuple):
     is_one: Callable[[Any], bool]
 
 
-# Of other formats of Keras, and of TensorFlow's checkpoints.
+# Endings of other Keras formats, and of TensorFlow's checkpoints.
 _ENDS = (".keras", ".h5", ".hdf5", ".ckpt")
 
 _models: list[type] = []
@@ -42,17 +41,12 @@ _folders: dict[tuple[type, ...], ModelFolder] = {}
 
 
 def keep_in_folders(tables: tuple[type, ...], folder: ModelFolder) -> None:
-    """Has models whose tables are all of some classes saved in folders."""
+    """Saves models in folders if all their tables are of some classes."""
     _folders[tables] = folder
 
 
 def look_at_folders(name: str, package: Any) -> None:
-    """Has TensorFlow, and tf_keras, save and load such folders; for `guard.tell`.
-
-    Args:
-      name: of a Keras that the program has imported.
-      package: its module.
-    """
+    """Makes TensorFlow and tf_keras save and load such folders; for `guard.tell`."""
     _models.append(package.Model)
     hooks.around(*SAVED_MODELS, _exporting)
     if name == "tf_keras":
@@ -60,8 +54,7 @@ def look_at_folders(name: str, package: Any) -> None:
 
 
 def look_in_tf_keras() -> None:
-    """Has `save_model` and `load_model` of tf_keras look at such folders, if it is imported: a
-    program may load a model before it has made a table."""
+    """Makes tf_keras use such folders: a program may load a model before it creates a table."""
     if "tf_keras" not in sys.modules:
         return
     with contextlib.suppress(ImportError):  # another version
@@ -71,7 +64,7 @@ def look_in_tf_keras() -> None:
 
 
 def folder_of(model: Any) -> ModelFolder | None:
-    """Returns how a model is kept in a folder with its tables; None: it has none, or others."""
+    """Returns the folder functions for a model's tables; None if it has none, or others."""
     tables = [table for _, table in held.tables_in(model)]
     for classes, folder in _folders.items():
         if tables and all(isinstance(table, classes) for table in tables):
@@ -80,11 +73,7 @@ def folder_of(model: Any) -> ModelFolder | None:
 
 
 def is_folder(filepath: Any, options: Mapping[str, Any]) -> bool:
-    """Whether what `save` is given means a SavedModel.
-
-    Args:
-      options: other arguments of it, by name.
-    """
+    """Whether the arguments of `save` mean a SavedModel; `options` are those by name."""
     path, save_format = str(filepath), options.get("save_format")
     if path.endswith(_ENDS) or path.startswith("hf://") or options.get("zipped") is False:
         return False
@@ -92,11 +81,7 @@ def is_folder(filepath: Any, options: Mapping[str, Any]) -> bool:
 
 
 def save(folder: ModelFolder, model: Any, arguments: Mapping[str, Any]) -> None:
-    """Saves a model.
-
-    Args:
-      arguments: of Keras' method, by name.
-    """
+    """Saves a model in a folder, with the arguments of Keras' method."""
     ours = {
         name: value for name, value in arguments.items() if name not in ("save_format", "zipped")
     }
@@ -116,7 +101,7 @@ def _loading(call: Any, filepath: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call(filepath, *args, **kwargs)
     known = ("custom_objects", "compile")
     ours: dict[str, Any] = {name: kwargs[name] for name in known if name in kwargs}
-    # tf_keras does not pass on what else it was told.
+    # tf_keras does not pass on its other arguments.
     ours["safe_mode"] = hooks.is_loading_safely()
     return folder.load_model(filepath, **ours, package=sys.modules["tf_keras"])
 
@@ -130,7 +115,7 @@ def _exporting(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Around what `tf.saved_model.save` calls, which gives the nodes that it has saved."""
+    """Wraps the function behind `tf.saved_model.save`, which returns the saved nodes."""
     folder = folder_of(obj) if isinstance(obj, tuple(_models)) else None
     if folder is None:
         return call(obj, export_dir, signatures, options, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""`fit` on several ranks: equal dense weights, equal steps, logs of all, one file of all."""
+"""`fit` on several ranks: equal dense weights, equal steps, joint logs, one file."""
 
 import inspect
 import sys
@@ -17,19 +17,19 @@ from sok_lite.bridge.keras.classes import made_class
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import Communicator, RanksDifferError
 
-# An attribute of models: whether an `AllRanks` makes their weights equal.
+# Attribute of models: whether an `AllRanks` callback makes their weights equal.
 _IS_TOLD = "_sok_lite_all_ranks"
 
 
 class RankChecksPart:
-    """A callback that looks whether the ranks of `fit` go together. `fit` has it by itself.
+    """A callback that checks that the ranks of `fit` agree; `fit` adds it by itself.
 
-    It looks before each epoch whether all ranks have as many steps, and after the first step and
-    each epoch whether trained dense weights are equal still. It warns, once, where all ranks train
-    the same rows. On one rank it does nothing.
+    Before each epoch it checks that all ranks have equally many steps; after the first step and
+    each epoch, that trained dense weights are still equal. It warns once if all ranks train the
+    same rows. On one rank it does nothing.
 
     Attributes:
-      given: the fingerprint of the arrays that `fit` was given, (2,) int64.
+      given: the fingerprint of the arrays passed to `fit`, (2,) int64.
 
     Raises:
       RanksDifferError: in `fit`, on all ranks.
@@ -38,20 +38,20 @@ class RankChecksPart:
     def __init__(self) -> None:
         super().__init__()
         self._has_looked = self._has_warned = False
-        self.given = data.of_arrays(())
+        self.given = data.data_fingerprint(())
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begins to look anew."""
+        """Resets the checks."""
         self._has_looked = self._has_warned = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks once whether trained weights are equal, and the rows not."""
+        """Checks once that trained weights are equal, and rows are not."""
         if not self._has_looked:
             self._has_looked = True
             self._check_trained()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Raises if the ranks have not as many steps."""
+        """Raises if the ranks' numbers of steps differ."""
         if other_ranks() is None:
             return
         steps = self.params.get("steps")  # type: ignore[attr-defined]
@@ -66,14 +66,14 @@ class RankChecksPart:
                 "sok_lite.keras.equal_steps(batches) if each has its own, or steps_per_epoch."
             )
         self._has_warned |= data.warn_if_same(gathered[:, 1:], "the same arrays")
-        self.given = data.of_arrays(())
+        self.given = data.data_fingerprint(())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Looks whether trained weights are equal."""
+        """Checks that trained weights are equal."""
         self._check_trained()
 
     def _check_trained(self) -> None:
-        """Raises, on all ranks, if training has made the dense weights of ranks unequal."""
+        """Raises, on all ranks, if training has made the dense weights of ranks differ."""
         if other_ranks() is None:
             return
         model = self.model  # type: ignore[attr-defined]
@@ -92,13 +92,13 @@ class RankChecksPart:
 class AllRanksPart(RankChecksPart):
     """A callback of `fit` on several ranks, the first in its list. Every rank must have it.
 
-    It gives all ranks the dense weights and optimizer variables of rank 0, and makes what else is
-    in the logs of an epoch beside the metrics, which are of all ranks anyway, the mean over ranks
-    for the callbacks behind it. On one rank it does nothing.
+    It broadcasts rank 0's dense weights and optimizer variables, and averages the logs of an epoch
+    over ranks for the callbacks after it; metrics are of all ranks anyway. On one rank it does
+    nothing.
 
     Raises:
-      RanksDifferError: in `fit`, on all ranks: they have other models or not as many steps, or a
-        step of a program's own has trained dense weights on each rank by itself.
+      RanksDifferError: in `fit`, on all ranks: models or numbers of steps differ, or a custom step
+        has trained dense weights on each rank by itself.
     """
 
     _of_every_rank = True
@@ -108,19 +108,19 @@ class AllRanksPart(RankChecksPart):
         self._are_equal = False
 
     def set_model(self, model: Any) -> None:
-        """Says that the weights need not be equal before."""
+        """Notes that weights may differ before training."""
         super().set_model(model)  # type: ignore[misc]
         object.__setattr__(model, _IS_TOLD, True)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Makes weights equal, as far as there are any yet."""
+        """Makes weights equal, if they are built."""
         super().on_train_begin(logs)
         self._are_equal = False
         if other_ranks() is not None and self.model.built:  # type: ignore[attr-defined]
             self._make_equal()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Makes weights equal that the first batch has made; looks once whether they stay so."""
+        """Makes weights equal that the first batch has built; checks once that they stay so."""
         if self._are_equal:
             super().on_train_batch_end(batch, logs)
         else:
@@ -138,7 +138,7 @@ class AllRanksPart(RankChecksPart):
             variable.assign(broadcast(tf.convert_to_tensor(variable), 0))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Makes the logs those of all ranks."""
+        """Averages the logs over ranks."""
         super().on_epoch_end(epoch, logs)
         if other_ranks() is None or not logs:
             return
@@ -152,9 +152,9 @@ class AllRanksPart(RankChecksPart):
 
 
 def check_ranks(name: str, package: Any) -> None:
-    """Has models of several ranks look whether these go together, before and while they train.
+    """Makes models check, before and during training, that several ranks agree.
 
-    `make_train_function` looks whether dense weights are equal, `fit` at its callbacks and at the
+    `make_train_function` checks that dense weights are equal; `fit` checks its callbacks and the
     ranks' steps, also without `AllRanks`.
     """
     checks = made_class("RankChecks", RankChecksPart, package.callbacks.Callback)
@@ -187,7 +187,7 @@ def _with_checks(
         if not (is_list or looking):
             looking = [checks()]
             bound.arguments["callbacks"] = [*looking, *callbacks]
-        given = data.of_arrays([bound.arguments.get("x"), bound.arguments.get("y")])
+        given = data.data_fingerprint([bound.arguments.get("x"), bound.arguments.get("y")])
         for each in looking:
             each.given = given
         data.watch_first_batch(self)
@@ -200,7 +200,7 @@ def _check_callbacks(comm: Communicator, package: Any, callbacks: Sequence[Any])
     names = [
         type(each).__name__
         for each in callbacks
-        # A subclass of Keras' may save otherwise.
+        # A subclass of Keras' may save in another way.
         if type(each) in of_keras or getattr(each, "_of_every_rank", False)
     ]
     text = np.frombuffer((", ".join(sorted(names)) or "none").encode(), np.uint8)
@@ -225,7 +225,7 @@ def _check_equal(model: Any) -> None:
 
 
 def _check_alike(model: Any, dense: list[Any]) -> None:
-    """Raises, on all ranks, if these are other models."""
+    """Raises, on all ranks, if models differ."""
     kinds = [(tuple(each.shape), tf.as_dtype(each.dtype).name) for each in dense]
     kinds_here = np.array([[len(kinds), zlib.crc32(repr(kinds).encode())]], np.int64)
     facts = allgather(kinds_here, "the model of fit()").numpy()
@@ -240,7 +240,7 @@ def _check_alike(model: Any, dense: list[Any]) -> None:
 
 
 def _weights(model: Any) -> list[Any]:
-    """Returns the weights of a model, without what tf_keras counts as such of its metrics."""
+    """Returns the weights of a model, without tf_keras' variables of metrics."""
     metric = sys.modules[held.package_of(model) or "keras"].metrics.Metric
     metrics = [layer for layer in held.layers_in(model) if isinstance(layer, metric)]
     of_metrics = {id(variable) for each in metrics for variable in each.variables}
@@ -252,13 +252,13 @@ def _dense(weights: Any) -> list[Any]:
 
 
 def _are_equal(weights: Any) -> bool:
-    """Whether dense weights are the same on all ranks, to the bit. Every rank must call it."""
+    """Whether dense weights are bit-identical on all ranks. Every rank must call it."""
     sums = _gathered(weights, ())
     return bool((sums == sums[0]).all())
 
 
 def _gathered(weights: Any, more: Sequence[int]) -> np.ndarray:
-    """Returns a sum of dense weights and more numbers, (num_ranks, 1 + len(more)) int64."""
+    """Gathers a hash of dense weights and more numbers, (num_ranks, 1 + len(more)) int64."""
     sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in _dense(weights)]
     facts = np.array([[hash(tuple(sums)), *more]], np.int64)
     return allgather(facts, "the dense weights of fit()").numpy()

@@ -1,9 +1,8 @@
-"""The tables of a Keras model in `save`, `save_weights`, `load_weights` and checkpoints.
+"""Tables of Keras models in `save`, `save_weights`, `load_weights` and checkpoints.
 
-Keras would leave a table out of a file of an older format, or where it finds no layer in what holds
-the table. What is wrapped here knows better, and looks afterwards whether what was saved or loaded
-had every table in it. `tf.train.Checkpoint` would miss those that Keras 3 hides in lists and dicts
-of its layers: they are made known to it.
+Keras would leave a table out of a file of an older format, or if the table's holder is not a layer.
+The wrapped methods check afterwards that every table was saved or loaded. `tf.train.Checkpoint`
+would miss tables in lists and dicts of Keras 3 layers, so these are added.
 """
 
 import os
@@ -29,43 +28,38 @@ from sok_lite.comm.header import save_by
 from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 
-# Public: what a program calls on models.
+# Public methods of models.
 SAVING = ("save", "save_weights", "load_weights")
 
 _FORMATS = (".keras", ".weights.h5")
-# Whether a model is being saved by a method that every rank calls.
+# Whether a method that every rank calls is saving a model.
 all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
-# Whether Keras is loading weights and restores no optimizer.
+# Whether Keras is loading weights without an optimizer.
 _no_optimizer: ContextVar[bool] = ContextVar("no_optimizer", default=False)
-# The variables of tables that were saved or loaded since the call of a model's method began.
+# Variables of tables saved or loaded since the model's method was called.
 _done: ContextVar[list[Any] | None] = ContextVar("tables_done", default=None)
 
 
 def note(variable: Any) -> None:
-    """Says that a table was saved, or loaded."""
+    """Records that a table was saved or loaded."""
     done = _done.get()
     if done is not None:
         done.append(variable)
 
 
 def restores_optimizers() -> bool:
-    """Whether Keras restores optimizers, if there are any in what it loads a table of."""
+    """Whether Keras restores optimizers, if any, with what it loads."""
     return not (_no_optimizer.get() or hooks.is_loading_uncompiled())
 
 
-def look_at_files(name: str, model: Any) -> None:
-    """Has models saved and loaded with their tables, or not at all.
-
-    Args:
-      name: of the Keras.
-      model: its class of models.
-    """
+def wrap_files(name: str, model: Any) -> None:
+    """Makes models save and load their tables, or raise."""
     for method in SAVING:
         hooks.around(model, method, _saving, name, method)
 
 
 def keep_tables(name: str, package: Any) -> None:
-    """Has models that are loaded have all layers with tables built, and `export` refused."""
+    """Makes loaded models build all layers with tables, and `export` raise."""
     hooks.around(package.Model, "export", _refusing_export)
     hooks.around(tf.lite.TFLiteConverter, "from_keras_model", hooks.checking, _refuse_lite)
     if name == "keras":
@@ -76,10 +70,7 @@ def keep_tables(name: str, package: Any) -> None:
 
 
 def _building(package: Any, call: Any, self: Any, config: Any) -> None:
-    """Keras 3 goes on where it cannot build a model that it loads, and leaves out what is unbuilt.
-
-    Of a model without tables that is for Keras to say.
-    """
+    """Raises if Keras 3 cannot build a loaded model with tables, and so would skip layers."""
     if not (is_loading() and held.kept_tables(self)):
         call(self, config)
         return
@@ -132,7 +123,7 @@ def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kw
 
 
 def _names_by_place(package: str, method: str) -> tuple[str, ...]:
-    """Returns the names of what a method takes by place."""
+    """Returns the names of a method's positional parameters."""
     if method == "load_weights":
         return "filepath", "skip_mismatch", "by_name"
     return "filepath", "overwrite", "save_format" if package == "tf_keras" else "zipped"
@@ -147,16 +138,12 @@ def _is_in_folder(folder: ModelFolder, method: str, arguments: Mapping[str, Any]
 
 
 def _loads_optimizers(model: Any) -> bool:
-    """Whether `load_weights` restores optimizers: it does those that are built."""
+    """Whether `load_weights` restores optimizers: only built ones."""
     return any(held.BUILT_FOR in vars(each) for each in held.optimizers_in(model))
 
 
 def _check_left_out(package: str, method: str, holder: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises if a file would have nothing of a table.
-
-    Args:
-      arguments: to the method, by name.
-    """
+    """Raises if a file would lack a table."""
     filepath = arguments.get("filepath")
     if package == "tf_keras" and method != "save":
         save_format = arguments.get("save_format") if method == "save_weights" else None
@@ -168,7 +155,7 @@ def _check_left_out(package: str, method: str, holder: Any, arguments: Mapping[s
 
 
 def _check_format(holder: Any, filepath: Any) -> None:
-    """Raises if `save` would write a format that has no place for the tables of a model."""
+    """Raises if `save` would write a format without tables."""
     tables = [table for _, table in tables_in(holder)]
     if tables and not str(filepath).endswith(".keras") and not str(filepath).startswith("hf://"):
         raise NotImplementedError(
@@ -178,7 +165,7 @@ def _check_format(holder: Any, filepath: Any) -> None:
 
 
 def is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
-    """Whether tf_keras writes weights as tf.train.Checkpoint does, tables included."""
+    """Whether tf_keras writes weights as tf.train.Checkpoint does, including tables."""
     if save_format is not None:
         return save_format in ("tf", "tensorflow")
     return not str(filepath).endswith((".h5", ".hdf5", ".keras"))
@@ -187,18 +174,12 @@ def is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
 def check_path(
     package: str, method: str, filepath: Any, tables: Sequence[Any], save_format: Any = None
 ) -> bool:
-    """Raises where a file would have no place for tables; returns whether it is a checkpoint.
+    """Raises if a file cannot hold tables; returns whether it is a checkpoint.
 
-    Args:
-      package: name of the Keras.
-      method: "save", "save_weights" or "load_weights", of a model.
-      filepath, save_format: its arguments.
-      tables: of the model.
-
-    Raises:
-      NotImplementedError: the format has no place for keys, or none for those of several ranks.
+    `method` is "save", "save_weights" or "load_weights". NotImplementedError: the format cannot
+    hold keys, or those of several ranks.
     """
-    # tf_keras takes save_weights("x.keras") for HDF5 of an older form.
+    # tf_keras writes save_weights("x.keras") as HDF5 in an older format.
     is_older = package == "tf_keras" and method == "save_weights"
     formats = _FORMATS[1:] if is_older else _FORMATS
     if str(filepath).endswith(formats) and save_format not in ("h5", "tf"):
@@ -228,17 +209,16 @@ def refuse_several_ranks(what: str, tables: Sequence[Any]) -> None:
 
 @contextmanager
 def _scratch(method: str, filepath: Any, tables: Sequence[Any]) -> Iterator[Any]:
-    """Gives where this rank reads or writes: of several the first writes, with the rows of all.
+    """Yields the path for this rank: with several, rank 0 writes the file for all.
 
-    Raises:
-      ForeignKeysError: a key of a table is on several ranks; no file has changed.
+    Raises ForeignKeysError if a key is on several ranks; no file has changed.
     """
     comm = other_ranks()
     if comm is None or not method.startswith("save"):
         yield filepath
         return
     keyed, what = [each.table for each in tables], f"{method}()"
-    # No rank is still copying the older file, as BackupAndRestore does.
+    # No rank still copies the older file, as BackupAndRestore does.
     comm.barrier(save_by(f"model.{what}"))
     on_device(keyed[0].backend, refuse_keys_on_several_ranks, keyed, comm, what)
     with set_within(all_ranks_save, True):
@@ -251,7 +231,7 @@ def _scratch(method: str, filepath: Any, tables: Sequence[Any]) -> Iterator[Any]
 
 
 def _naming(path: Any, tables: Sequence[Any]) -> AbstractContextManager[None]:
-    """Has a full disk told with the file and the tables."""
+    """Names the file and the tables in the error of a full disk."""
     size = sum(each.table.store.used_bytes for each in tables if each.table.var_type != "remote")
     of = f"{size:,} bytes of rows and states on this rank"
     return naming_file(str(path), f"a model with {names_of(tables)}, with {of}")
@@ -259,7 +239,7 @@ def _naming(path: Any, tables: Sequence[Any]) -> AbstractContextManager[None]:
 
 @contextmanager
 def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[None]:
-    """Raises if a table was neither saved nor loaded within; warns if it may be skipped."""
+    """Raises if a table is neither saved nor loaded in the block; warns if it may be skipped."""
     done: list[Any] = []
     with set_within(_done, done):
         yield
@@ -289,7 +269,7 @@ def _refusing_export(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _refuse_lite(converter: Any, model: Any) -> None:
-    """Raises where TensorFlow Lite would convert tables, and fail at a place of its own."""
+    """Raises before TensorFlow Lite fails to convert tables."""
     tables = [table for _, table in tables_in(model)]
     if tables:
         raise NotImplementedError(
@@ -302,13 +282,11 @@ def _refuse_lite(converter: Any, model: Any) -> None:
 # ---- tf.train.Checkpoint -------------------------------------------------------------------------
 
 
-def have_all_tracked(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
-    """Has what a checkpoint holds track the tables that Keras 3 hides in its lists and dicts.
+def track_tables(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
+    """Makes a checkpoint track the tables in lists and dicts of Keras 3 layers.
 
-    A table then has the name of the attribute and its places in there, joined by "-".
-
-    Raises:
-      NotImplementedError: a table that a layer holds would still be missing.
+    A table's name is then the attribute's and its positions in there, joined by "-". Raises
+    NotImplementedError if a table of a layer would still be missing.
     """
     while hidden := _hidden_in(checkpoint):
         for owner, name, value in hidden:
@@ -351,7 +329,7 @@ def saved_by(checkpoint: Any) -> dict[int, Any]:
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the layers, modules and tables in lists and dicts, each with its place."""
+    """Yields the layers, modules and tables in lists and dicts, each with its position."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _named(f"{name}-{key}", item)

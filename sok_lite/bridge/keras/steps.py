@@ -1,10 +1,9 @@
-"""Steps and metrics of Keras over ranks that have not as many rows: exact, also where one has none.
+"""Exact steps and metrics of Keras over ranks whose batches differ in size, or are empty.
 
-Keras' own step has the mean loss of a rank's rows. Here each counts by its rows, so that the step
-is that of one rank which has them all. A rank without rows takes the step with the others, for its
-part of the tables is asked for; what the step makes of nothing, NaN in moving averages and metrics,
-is taken back. At the end of an epoch the sums that metrics are made of are added over ranks, so
-that they are those of all rows.
+Keras' own step averages the loss over a rank's rows. Here each rank is weighted by its rows, so
+that the step equals that of one rank with all rows. A rank without rows takes part, because others
+need its part of the tables; what the step makes of an empty batch, NaN in moving averages and
+metrics, is undone. At the end of an epoch the sums behind metrics are added over ranks.
 """
 
 import functools
@@ -19,18 +18,18 @@ from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks, other_ranks
 from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.keras.data import note_batch
-from sok_lite.bridge.loss_weight import counted
+from sok_lite.bridge.loss_weight import weight_loss
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.variable import TableVariable
 
 _TRAINS, _TESTS = "train_step", "test_step"
-_METHOD = "get_metrics_result"  # of models, which `fit` and `evaluate` end an epoch with
-# Whether models give the metrics of this rank, as in a step.
+_METHOD = "get_metrics_result"  # of models; ends an epoch of `fit` and `evaluate`
+# Whether models return the metrics of this rank, as in a step.
 _is_of_this_rank: ContextVar[bool] = ContextVar("is_of_this_rank", default=False)
 
 
 def count_by_rows(name: str, package: Any) -> None:
-    """Has the steps of a Keras count each rank by its rows, and its metrics be of all ranks."""
+    """Makes the steps of a Keras weight ranks by rows, and its metrics cover all ranks."""
     for method in (_TRAINS, _TESTS):
         hooks.around(package.Model, method, _counting, method)
     hooks.around(package.Model, _METHOD, _added)
@@ -55,26 +54,26 @@ def _counting(method: str, call: Any, self: Any, data: Any) -> Any:
     if method == _TRAINS:
         note_batch(self, data)
     rows, before = rows_of(data), _states(self)
-    counts = counted(rows) if method == _TRAINS else nullcontext()
+    counts = weight_loss(rows) if method == _TRAINS else nullcontext()
     with counts, set_within(_is_of_this_rank, True):
         logs = call(self, data)
-        return _without_nothing(self, rows, before, logs)
+        return _undo_empty_step(self, rows, before, logs)
 
 
 def _states(model: Any) -> dict[int, tuple[Any, tf.Tensor]]:
-    """Returns what a step changes without a gradient, by id: each variable and its value."""
+    """Returns the variables that a step changes without a gradient, and their values, by id."""
     variables = [variable for metric in model.metrics for variable in metric.variables]
-    with suppress(ValueError):  # tf_keras: there are no weights before the first batch
+    with suppress(ValueError):  # tf_keras: no weights before the first batch
         variables += model.non_trainable_variables
     dense = [each for each in variables if not isinstance(each, TableVariable)]
-    # A variable that is not assigned to is not copied.
+    # A variable is copied only if it is assigned to.
     return {id(each): (each, tf.convert_to_tensor(each)) for each in dense}
 
 
-def _without_nothing(
+def _undo_empty_step(
     model: Any, rows: tf.Tensor, before: dict[int, tuple[Any, tf.Tensor]], logs: Any
 ) -> Any:
-    """Takes a step back, but for what all ranks have done, if it had no rows; returns its logs."""
+    """Undoes a step without rows, except for the tables; returns its logs."""
     after = _states(model)
     new = [after[each][1] for each in after.keys() - before.keys()]
     finite = [tf.reduce_all(tf.math.is_finite(each)) for each in new if each.dtype.is_floating]
@@ -115,9 +114,9 @@ def _added(call: Any, self: Any) -> Any:
 
 
 def _metrics_of_all_ranks(model: Any, result: Any) -> Any:
-    """Returns the metrics of all ranks. What a variable is to become is what it says itself."""
+    """Returns the metrics of all ranks; each variable declares how it is reduced."""
     variables = {id(each): each for metric in model.metrics for each in metric.variables}
-    if not variables:  # a step of a program's own gives what it likes, and keeps no metrics
+    if not variables:  # a custom step returns what it likes, and keeps no metrics
         return result()
     added = [each for each in variables.values() if _aggregation(each) in ("sum", "mean")]
     own = [each.numpy() for each in added]
@@ -137,7 +136,7 @@ def _metrics_of_all_ranks(model: Any, result: Any) -> Any:
     return tf.nest.pack_sequence_as(found, means)
 
 
-# What a rank is in that has no more batches, while the others take a step.
+# The call in which other ranks wait for a rank that has no more batches.
 _CALL = "the metrics at the end of an epoch"
 
 
@@ -150,6 +149,6 @@ def _sum_over_ranks(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _aggregation(variable: Any) -> str:
-    """Returns how Keras is to reduce a variable of a metric: sum, mean or another way."""
+    """Returns how Keras reduces a variable of a metric: sum, mean or another way."""
     aggregation = getattr(variable, "aggregation", "sum")
     return str(getattr(aggregation, "name", aggregation)).lower()

@@ -1,9 +1,9 @@
-"""Training steps of Keras that would leave a table as it is, without a word, or that XLA refuses.
+"""Rejects training steps of Keras that would silently skip a table, or that XLA compiles.
 
-Keras 3 and tf_keras update the weights that they know. So models are looked at where they are
-compiled and where their training step is made, and a lookup asks whether Keras' own step makes it,
-for a model may use a table that it does not hold. What passes is a table that the model lists among
-its weights, where its optimizer trains it.
+Keras 3 and tf_keras update the weights that they know. So models are checked when they are compiled
+and when their training step is made; a lookup checks whether Keras' own step calls it, because a
+model may use a table that it does not hold. A table passes if the model lists it among its weights
+and its optimizer trains it.
 """
 
 import inspect
@@ -24,8 +24,8 @@ from sok_lite.bridge.keras.held import (
 )
 from sok_lite.bridge.keras.hooks import caller_among
 
-# An attribute of optimizers whose steps all ranks take: "mean" where they are of the mean of all
-# ranks' losses, "sum" where gradients of dense variables are summed and those of tables are not.
+# Attribute of optimizers whose steps are over all ranks: "mean" for the mean of all ranks' losses,
+# "sum" if gradients of dense variables are summed and those of tables are not.
 OVER_RANKS = "_sok_lite_over_ranks"
 
 _in_custom_step = threading.local()
@@ -33,11 +33,7 @@ _step_codes: set[CodeType] = set()
 
 
 def watch_steps(model: Any) -> None:
-    """Has the training of models looked at.
-
-    Args:
-      model: the class of models of a Keras.
-    """
+    """Makes models of a Keras check their training."""
     if hooks.around(model, "train_step", _in_step) is not None:
         _step_codes.add(inspect.unwrap(model.train_step).__code__)
     hooks.around(model, "compile", _compiling)
@@ -47,10 +43,9 @@ def watch_steps(model: Any) -> None:
 
 
 def refuse_custom_step(variables: Sequence[Any], is_new: bool) -> None:
-    """Raises in a lookup that Keras' own training step makes, if it would not train the tables.
+    """Raises in a lookup within Keras' own training step if that would not train the tables.
 
-    Args:
-      is_new: whether a Keras is first seen here: it may be within the step already.
+    `is_new`: a Keras was just guarded, and may be within the step already.
     """
     model = getattr(_in_custom_step, "model", None)
     if is_new and model is None:
@@ -65,13 +60,10 @@ def refuse_custom_step(variables: Sequence[Any], is_new: bool) -> None:
 
 
 def left_out_of(variables: list[Any]) -> str | None:
-    """Says that variables are all which a model lists, and leave out a table that it holds.
+    """Describes a table left out of variables that are all of some model's listed ones; or None.
 
-    Keras 3 lists variables of its own class only. A list knows no model: so the models that were
-    called are looked at.
-
-    Returns:
-      A text for an error or a warning; None: no table that is to be trained is missing.
+    Keras 3 lists only variables of its own class. A list of variables refers to no model, so all
+    called models are checked.
     """
     given = {id(variable) for variable in variables}
     for model in models_of_keras_3():
@@ -104,17 +96,14 @@ def check_training(model: Any, force: bool = False) -> None:
             _refuse_training(left_out)
     averaged = [table for table in found if getattr(type(table), "averages_over_ranks", False)]
     if averaged:
-        # A step of a program's own may have another optimizer for what is dense.
+        # A custom step may use another optimizer for dense weights.
         for optimizer in optimizers_in(model):
             _refuse_horovods(model, optimizer, averaged)
             vars(optimizer)[OVER_RANKS] = "mean"
 
 
 def _refuse_horovods(model: Any, optimizer: Any, tables: Sequence[Any]) -> None:
-    """Raises where several ranks would train tables by an optimizer of Horovod.
-
-    Under tf_keras it would give each rank the gradients of all keys, before the optimizer has them.
-    """
+    """Raises for Horovod's optimizers on several ranks: they gather the gradients of all keys."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     if other_ranks() is None or not is_horovods(type(inner)):
         return
@@ -135,15 +124,11 @@ def has_custom_step(model: Any) -> bool:
 
 
 def _is_known_to(model: Any, table: Any) -> bool:
-    """Whether Keras' own step does with a table what it does with a weight.
-
-    It trains the table, for the model lists it and its optimizer trains such tables; or it leaves
-    it as it is, for the table is in a layer that is frozen.
-    """
+    """Whether Keras' own step trains a table like a weight, or leaves a frozen one unchanged."""
     is_trained = table.is_trained_by(getattr(model, "optimizer", None))
     try:
         trained, left = model.trainable_variables, model.non_trainable_variables
-    except ValueError:  # tf_keras: the model has no weights before its first batch
+    except ValueError:  # tf_keras: no weights before the first batch
         return is_trained or _is_frozen(model, table)
     if _is_among(trained, table):
         return is_trained
@@ -151,7 +136,7 @@ def _is_known_to(model: Any, table: Any) -> bool:
 
 
 def _is_frozen(model: Any, table: Any) -> bool:
-    """Whether a model holds a table in layers that are frozen, and in no other."""
+    """Whether a model holds a table in frozen layers only."""
     layers = [layer for layer, its in tables_in(model, by_each=True) if its is table]
     return bool(layers) and not any(layer.trainable for layer in layers)
 
@@ -185,12 +170,9 @@ def _making(made: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> An
 
 
 def _keep_from_xla(model: Any) -> bool:
-    """Tells Keras 3 that XLA cannot compile the layers of a model that hold tables.
+    """Tells Keras 3 that XLA cannot compile layers that hold tables; returns whether this is new.
 
-    Where there is a GPU, Keras 3 compiles each model by XLA whose layers do not say so.
-
-    Returns:
-      Whether that is news.
+    With a GPU, Keras 3 compiles every model by XLA unless a layer objects.
     """
     holders = [layer for layer, _ in tables_in(model) if getattr(layer, "supports_jit", False)]
     for layer in holders:

@@ -1,8 +1,7 @@
-"""Tables among the weights of a Keras layer or model: what `get_weights` and its like do with them.
+"""Tables among the weights of a Keras layer or model, in `get_weights` and similar methods.
 
 A table that its layer keeps (`tracked_as_weight`) is listed among the weights. Keras would ask it
-for a
-dense array, and would leave any other table out without a word: that is refused by name.
+for a dense array, and silently leave any other table out, which raises here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +14,14 @@ from sok_lite.bridge import stored
 from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.held import is_kept, kept_tables, names_of, saves_itself, tables_in
 
-# Public: what a program calls on models and on layers.
+# Public methods of models and of layers.
 STATE_TREES = ("get_state_tree", "set_state_tree")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
 
-def know_tables_among_weights(layer: Any, model: Any) -> None:
-    """Has the weights of layers and models include their tables, or be refused.
-
-    Args:
-      layer, model: the classes of a Keras.
-    """
-    for cls in (layer, model):  # tf_keras has one of its own for each
+def wrap_weights(layer: Any, model: Any) -> None:
+    """Makes the weights of layers and models include their tables, or raise."""
+    for cls in (layer, model):  # tf_keras defines them in both
         hooks.around(cls, "get_weights", _getting)
         hooks.around(cls, "set_weights", _setting)
     for method in STATE_TREES:
@@ -36,17 +31,17 @@ def know_tables_among_weights(layer: Any, model: Any) -> None:
 
 
 class TableWeights(np.ndarray):
-    """The rows (n, dim) of a table, by ascending key, as `get_weights` gives them; read-only.
+    """The rows (n, dim) of a table, by ascending key, as returned by `get_weights`; read-only.
 
-    It has the keys and all else that the table holds with it, for `set_weights`. An array computed
-    from it has not.
+    It also has the keys and all other content of the table, for `set_weights`. An array computed
+    from it does not.
     """
 
     _arrays: Mapping[str, np.ndarray] | None = None
 
     @classmethod
     def of(cls, variable: Any) -> "TableWeights":
-        """Returns what a table holds now."""
+        """Returns the current content of a table."""
         tensors = variable.saved_tensors()
         arrays: dict[str, np.ndarray] = {}
         stored.write_tensors(arrays, tensors)
@@ -69,11 +64,7 @@ class TableWeights(np.ndarray):
         return TableWeights._made, (np.array(self), self._arrays)
 
     def tensors_for(self, variable: Any) -> dict[str, Any]:
-        """Returns what a table is to hold.
-
-        Raises:
-          ValueError: this was computed, or is of a table with other types or another dim.
-        """
+        """Returns the content for a table; raises ValueError if it was computed or does not fit."""
         arrays = self._arrays
         if arrays is None:
             _refuse_array(variable, self)
@@ -85,7 +76,7 @@ class TableWeights(np.ndarray):
         return stored.read_tensors(arrays, variable.saved_dtypes(), variable.name)
 
 
-# ---- what is left out --------------------------------------------------------------------------
+# ---- tables left out ----------------------------------------------------------------------------
 
 
 def check_saving(method: str, holder: Any) -> None:
@@ -96,7 +87,7 @@ def check_saving(method: str, holder: Any) -> None:
 
 
 def _check_own_variables(method: str, layer: Any, *_: Any, **__: Any) -> None:
-    """Raises if the layer itself, not one within it, holds tables: Keras asks each in turn."""
+    """Raises if the layer itself, not one within it, holds tables: Keras calls each in turn."""
     tables = [table for owner, table in _left_out(layer) if owner is layer]
     if tables:
         _refuse_saving(method, tables)
@@ -105,8 +96,8 @@ def _check_own_variables(method: str, layer: Any, *_: Any, **__: Any) -> None:
 def _left_out(holder: Any) -> list[tuple[Any, Any]]:
     """Returns the tables that Keras would leave out, each with a layer that holds it.
 
-    The layer or model itself may hold a table beside a layer of it which saves that. Keras asks all
-    others one by one, in the midst of writing: none of them may hold one that it does not save.
+    The layer or model itself may hold a table if a layer within it saves that. Keras calls all
+    other layers one by one, in the midst of writing: none may hold a table that it does not save.
     """
     pairs = list(tables_in(holder, by_each=True))
     saved = {id(table) for layer, table in pairs if saves_itself(layer)}
@@ -118,7 +109,7 @@ def _left_out(holder: Any) -> list[tuple[Any, Any]]:
 
 
 def check_weights(method: str, layer: Any) -> None:
-    """Raises if Keras would not have a table of a layer among its weights."""
+    """Raises if Keras would not list a table of a layer among its weights."""
     tables = [table for _, table in tables_in(layer) if not is_kept(table)]
     kept = kept_tables(layer)
     if kept:
@@ -129,7 +120,7 @@ def check_weights(method: str, layer: Any) -> None:
 
 
 def _check_state_tree(method: str, model: Any, *_: Any, **__: Any) -> None:
-    """Raises where a model holds tables: a tree of dense values would have an empty one of each."""
+    """Raises if a model holds tables: a tree of dense values would have an empty one of each."""
     check_weights(method, model)
     tables = kept_tables(model)
     if tables:
@@ -185,7 +176,7 @@ def _setting(call: Any, self: Any, weights: Sequence[Any]) -> None:
             _refuse_array(variable, value)
     for variable, tensors in tables:
         variable.restore_tensors(tensors)
-        variable.settle_states()  # as with dense weights, which come without any
+        variable.settle_states()  # as with dense weights, which come without states
     for variable, value in dense:
         variable.assign(value)
 
@@ -201,5 +192,5 @@ def _refuse_array(variable: Any, value: Any) -> NoReturn:
 def _listed(layer: Any) -> list[Any]:
     try:
         return [weight for weight in layer.weights if is_kept(weight)]
-    except ValueError:  # tf_keras: there are no weights before the first batch
+    except ValueError:  # tf_keras: no weights before the first batch
         return []

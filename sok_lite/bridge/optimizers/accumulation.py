@@ -1,7 +1,7 @@
 """Gradients of several batches in one step: `gradient_accumulation_steps` of Keras 3.
 
-Keras adds up a dense gradient for each variable. Those of a table are added up in its rows, and
-these move by the mean when the dense variables do: engine/accumulation.py. Keras counts batches.
+Keras adds up the gradients of each dense variable. A table adds up gradients of its rows, which
+step by the mean together with the dense variables: engine/accumulation.py. Keras counts batches.
 """
 
 import threading
@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.family import Family
+from sok_lite.bridge.optimizers.grad_transforms import grad_transforms_of
 from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of, scales_loss
 from sok_lite.bridge.variable import TableVariable
@@ -23,24 +23,20 @@ Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
 
 class Accumulation(Accumulator):
-    """What an optimizer has accumulated.
-
-    It knows the tables that take part in steps, also where the last batch of one has no gradient of
-    them.
-    """
+    """An optimizer's accumulated gradients, and the tables that take part in its steps."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Whether weight decay acts on them.
+        # Whether weight decay applies to them.
         self._decays: weakref.WeakKeyDictionary[TableVariable, bool] = weakref.WeakKeyDictionary()
 
     def know(self, variables: Iterable[TableVariable], decays: Callable[[Any], bool]) -> None:
-        """Has tables of this process take part in steps."""
+        """Makes tables of this process take part in steps."""
         self._decays.update((variable, decays(variable)) for variable in variables)
 
     @property
     def variables(self) -> dict[TableVariable, bool]:
-        """The variables of the tables, and whether weight decay acts on them."""
+        """The variables of the tables, and whether weight decay applies to them."""
         return {
             variable: decays
             for variable, decays in list(self._decays.items())
@@ -48,8 +44,7 @@ class Accumulation(Accumulator):
         }
 
     def pairs(self, pairs: Pairs) -> Pairs:
-        """Returns the gradients of a call; where it has none, one without keys: the call is one of
-        the tables too."""
+        """Returns the gradients of a call; without any, an empty one, so that the call counts."""
         for variable in [] if pairs else self.variables:
             none = tf.zeros((0, variable.dimension)), tf.zeros(0, variable.key_type)
             return [(tf.IndexedSlices(*none), variable)]
@@ -60,16 +55,16 @@ _all: "weakref.WeakKeyDictionary[Any, Accumulation]" = weakref.WeakKeyDictionary
 
 
 def accumulation_of(optimizer: Any) -> Accumulation:
-    """Returns what an optimizer has accumulated, the same object each time."""
+    """Returns an optimizer's accumulation, always the same object."""
     return _all.setdefault(optimizer, Accumulation())
 
 
-_of_thread = threading.local()  # the optimizer whose dense part of a step is being taken
+_of_thread = threading.local()  # the optimizer in the dense part of a step
 
 
 @contextmanager
 def dense_part(optimizer: Any) -> Iterator[None]:
-    """Within it this thread takes the dense part of a step of an optimizer."""
+    """A `with` block in which this thread takes the dense part of an optimizer's step."""
     outer, _of_thread.optimizer = getattr(_of_thread, "optimizer", None), optimizer
     try:
         yield
@@ -78,10 +73,9 @@ def dense_part(optimizer: Any) -> Iterator[None]:
 
 
 def accumulates(optimizer: Any, lists_tables: bool = False) -> bool:
-    """Whether tables have a part in a step of an optimizer that has no gradient of them.
+    """Whether tables take part in a step that has no gradient of them.
 
-    Args:
-      lists_tables: whether tables are among its variables, which it then need not know.
+    `lists_tables`: tables are among the optimizer's variables; else it must know some.
     """
     inner = inner_of(optimizer)
     is_part = getattr(_of_thread, "optimizer", None) is inner
@@ -89,10 +83,10 @@ def accumulates(optimizer: Any, lists_tables: bool = False) -> bool:
 
 
 def check_accumulates(optimizer: Any, family: Family) -> None:
-    """Raises NotImplementedError where what is done to the mean would be done to each gradient."""
+    """Raises NotImplementedError if a change of the mean would apply to each batch."""
     inner, is_scaled = inner_of(optimizer), scales_loss(optimizer)
-    changes = changes_of(inner, family)
-    if is_scaled or changes.value is not None or changes.limit is not None:
+    transforms = grad_transforms_of(inner, family)
+    if is_scaled or transforms.value is not None or transforms.limit is not None:
         what = "a LossScaleOptimizer" if is_scaled else "clipping"
         raise NotImplementedError(
             f"Tables do not support gradient_accumulation_steps={num_batches(inner)} of "
@@ -102,6 +96,6 @@ def check_accumulates(optimizer: Any, family: Family) -> None:
 
 
 def is_last(optimizer: Any) -> tf.Tensor:
-    """Returns whether the coming batch is the last of a step, scalar bool."""
+    """Returns whether the current batch is the last of a step, scalar bool."""
     count = tf.cast(tf.convert_to_tensor(batch_counter(optimizer)), tf.int64)
     return tf.equal((count + 1) % num_batches(optimizer), 0)

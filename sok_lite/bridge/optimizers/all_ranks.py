@@ -1,4 +1,4 @@
-"""Gradients of dense variables over all ranks, before a step that all ranks take."""
+"""Reductions of dense gradients over all ranks, before a step of all ranks."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks
-from sok_lite.bridge.loss_weight import weighed
+from sok_lite.bridge.loss_weight import apply_weight
 from sok_lite.bridge.optimizers.gradients import map_values
 from sok_lite.bridge.variable import TableVariable
 
 Pairs = list[tuple[Any, Any]]
 
 
-def summed(pairs: Pairs) -> Pairs:
-    """Returns gradients, those of dense variables summed over all ranks; tables' are as they were.
+def sum_over_ranks(pairs: Pairs) -> Pairs:
+    """Returns gradients, those of dense variables summed over all ranks, those of tables unchanged.
 
     Every rank must call it, with the same variables in the same order.
     """
@@ -25,7 +25,7 @@ def summed(pairs: Pairs) -> Pairs:
 
 
 def _sum_over_ranks(dense: Pairs) -> Pairs:
-    """Returns dense gradients summed over all ranks, in one exchange for each dtype."""
+    """Sums dense gradients over all ranks, in one exchange per dtype."""
     gradients = [None if grad is None else tf.convert_to_tensor(grad) for grad, _ in dense]
     for dtype in {grad.dtype: None for grad in gradients if grad is not None}:
         places = [i for i, grad in enumerate(gradients) if grad is not None and grad.dtype == dtype]
@@ -37,18 +37,18 @@ def _sum_over_ranks(dense: Pairs) -> Pairs:
     return [(grad, var) for grad, (_, var) in zip(gradients, dense, strict=True)]
 
 
-def averaged(pairs: Pairs) -> Pairs:
-    """Returns the gradients of the mean of all ranks' losses, each weighed: see loss_weight.py.
+def average_over_ranks(pairs: Pairs) -> Pairs:
+    """Returns weighted means over all ranks' losses (loss_weight.py) of dense gradients.
 
-    Those of tables are weighed and summed before. Every rank must call it, with the same variables
-    in the same order.
+    Gradients of tables are already weighted and summed. Every rank must call it, with the same
+    variables in the same order.
     """
     count = num_ranks()
     weighed_pairs = [
         (grad, var)
         if grad is None or isinstance(var, TableVariable)
-        else (weighed(tf.convert_to_tensor(grad)), var)
+        else (apply_weight(tf.convert_to_tensor(grad)), var)
         for grad, var in pairs
     ]
-    every = summed(weighed_pairs)
+    every = sum_over_ranks(weighed_pairs)
     return map_values(lambda values: values / tf.cast(count, values.dtype), every)

@@ -1,8 +1,8 @@
-"""Copies of optimizers, made to update other variables than the optimizers themselves.
+"""Copies of optimizers, which update other variables than the originals.
 
-A copy has the settings of its optimizer and none of its variables. Keras optimizers are made anew
-from their `get_config`, which is to have what their `__init__` takes; numbers, texts and functions
-among the attributes are then what they are in the optimizer by now.
+A copy has the settings of its optimizer and none of its variables. Keras optimizers are recreated
+from their `get_config`, which must return all arguments of `__init__`; numbers, texts and functions
+among the attributes are then copied with their current values.
 """
 
 import types
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Why an optimizer cannot take its step on rows.
+# Why an optimizer cannot step on rows.
 _REASONS = {
     "config": "copies of it are made from its get_config(), which raises {}. A schedule of your "
     "own needs a get_config too.",
     "copy": "no copy of it can be made, from_config(get_config()) raises {}. Let its get_config "
     "return all arguments of its __init__.",
     "variables": "it has variables ({}) that are no slots, and a copy of it would change them.",
-    # A copy would share it, and train it.
+    # A copy would share and train it.
     "optimizer": "it has an optimizer of its own in {}. Wrap that one, and do what is around it "
     "yourself.",
     "build": "it cannot be built on dense variables, which raises {}.",
@@ -38,14 +38,14 @@ _REASONS = {
     "initial": "its state {} does not begin with the same number in all rows, and new rows come at "
     "any time. Let it begin with one number.",
 }
-# What acts on gradients before a step, and so not in a copy. (Averages are refused: settings.py.)
+# Settings that act before a step, and so not in a copy. (settings.py rejects averages.)
 _NOT_OF_THE_STEP: dict[str, Any] = {
     **dict.fromkeys(["clipnorm", "clipvalue", "global_clipnorm"]),
     **dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]),
-    "jit_compile": False,  # each number of rows would be compiled
+    "jit_compile": False,  # it would be compiled for each number of rows
 }
 _OF_THE_OBJECT = {"name", "_name", "built", "_built", "_lock", "_hypers_created"}
-# Lists of all variables, which others have under names that say more.
+# Lists of all variables, which also have attributes with better names.
 LISTS_OF_ALL = ["_trainable_variables", "_variables", "_weights"]
 _SETTINGS = (
     *(bool, int, float, str, type(None), tuple, np.ndarray, np.generic),
@@ -54,7 +54,7 @@ _SETTINGS = (
 
 
 class CannotStepError(NotImplementedError):
-    """An optimizer that no rule follows cannot take its step on rows either."""
+    """An optimizer without an update rule cannot step on rows either."""
 
     def __init__(self, optimizer: Any, reason: str, *values: Any) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ class CannotStepError(NotImplementedError):
 
 @contextmanager
 def refusing(optimizer: Any, reason: str) -> Iterator[None]:
-    """Raises CannotStepError for a reason, whose text has room for what has been raised."""
+    """Raises CannotStepError, with the error of the block in its text."""
     try:
         yield
     except Exception as error:
@@ -78,15 +78,12 @@ def config_of(optimizer: Any) -> dict[str, Any]:
         return dict(_own_class(optimizer).get_config(optimizer))
 
 
-def made_anew(
+def clone_optimizer(
     optimizer: Any, config: Mapping[str, Any], changes: Mapping[str, Any], followed: Collection[str]
 ) -> Any:
     """Returns a copy of a Keras optimizer; raises CannotStepError if its config makes none.
 
-    Args:
-      config: of the optimizer.
-      changes: in place of what is in the config, if it is there.
-      followed: attributes that the copy gets from the optimizer, as they are by now.
+    `changes` replace values in the config; `followed` attributes get their current values.
     """
     changes = {**_NOT_OF_THE_STEP, **changes}
     config = {name: changes.get(name, value) for name, value in config.items()}
@@ -95,19 +92,19 @@ def made_anew(
     for name, value in settings_in(optimizer).items():
         if name in followed and name.removeprefix("_") not in changes:
             setattr(made, name, value)
-    for name, value in _NOT_OF_THE_STEP.items():  # its __init__ may set what the config lacks
+    for name, value in _NOT_OF_THE_STEP.items():  # `__init__` may set what the config lacks
         if getattr(made, name, value) != value:
             setattr(made, name, value)
     return made
 
 
 def _own_class(optimizer: Any) -> Any:
-    """Returns the class of an optimizer without what Horovod puts around it."""
+    """Returns the class of an optimizer below Horovod's wrapper."""
     return next(c for c in type(optimizer).__mro__ if c.__module__.split(".")[0] != "horovod")
 
 
 def settings_in(optimizer: Any) -> dict[str, Any]:
-    """Returns the attributes that are settings, and no variables or objects."""
+    """Returns the attributes that are settings, not variables or other objects."""
     return {
         name: value
         for name, value in list(vars(optimizer).items())  # other threads may add to it
@@ -126,18 +123,14 @@ def refuse_inner_optimizers(optimizer: Any) -> None:
 
 
 def variables_in(optimizer: Any, left_out: Sequence[str]) -> list[tuple[str, Any]]:
-    """Returns the variables among an optimizer's attributes, also in lists and dicts, each once.
+    """Returns (attribute, variable) for an optimizer's variables, also in lists and dicts.
 
-    Args:
-      left_out: attributes whose variables are not wanted.
-
-    Returns:
-      (name of the attribute, variable), in an order that depends on names and lists alone.
+    Each once, in an order that depends only on names and lists.
     """
     attributes = vars(optimizer)
     seen = {id(leaf) for name in left_out for leaf in _leaves(attributes.get(name))}
     found = []
-    # TensorFlow's tracking has its own lists, under names that begin so.
+    # TensorFlow's tracking keeps lists under such names.
     plain = {name for name in attributes if not name.startswith("_self_")}
     for name in [*sorted(plain - {*left_out, *LISTS_OF_ALL}), *LISTS_OF_ALL]:
         for leaf in _leaves(attributes.get(name)):

@@ -1,8 +1,8 @@
-"""An optimizer's update of rows in eager mode, which is kept for the next one that is alike.
+"""Updates of rows in eager mode, which are reused for similar steps.
 
-Whichever part of a step fails, rows or dense variables, the other has not begun. So Python prepares
-the step of the rows, does the dense step, and then changes the rows by what nothing refuses any
-more. Native code is first asked whether it would take the step of the rows.
+If one part of a step fails, rows or dense variables, the other has not begun: Python prepares the
+step of the rows, runs the dense step, and then commits the rows, which cannot fail any more. Native
+code is asked first whether it would take the step of the rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,18 +16,13 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.operation import EagerOperation, Outputs
 from sok_lite.bridge.optimizers.host import CHECK, NOTHING, STEP, WHOLE, StepHost, TakenStep
-from sok_lite.bridge.type_spec import Kept
+from sok_lite.bridge.type_spec import CallCache
 
-_ASKED_AGAIN = 16  # steps after native code has refused one
+_ASKED_AGAIN = 16  # steps after a refusal by native code
 
 
 class _Now(SimpleNamespace):
-    """The step that is taken now.
-
-    Attributes:
-      batches, dense_step: as of `StepHost.take`.
-      done: what the dense step returned.
-    """
+    """The current step: arguments of `StepHost.take`, and `done`, the dense step's result."""
 
     batches: int
     dense_step: Callable[[], Any] | None
@@ -35,19 +30,15 @@ class _Now(SimpleNamespace):
 
 
 class EagerUpdate:
-    """An update of the same tables by the same settings. One thread at a time takes its steps.
+    """An update of the same tables with the same settings. One thread at a time takes its steps.
 
-    Args:
-      host: of the update.
-      taken: gets the number of a step with its rows.
-      backend: of the tables.
-      what: names the operation in errors and in TensorFlow's profiler.
+    `taken` receives the number of a step when its rows change.
     """
 
     def __init__(self, host: StepHost, taken: TakenStep, backend: Backend, what: str) -> None:
         self._host, self._now = host, _Now(batches=1, dense_step=None, done=None)
         self._num_refused = 0
-        # The operation has calls of Python, which have this: it must not have the operation.
+        # The operation's callback holds these objects, so none of them may hold the operation.
         run = partial(_run, host, taken, self._now)
         self._operation = EagerOperation(
             *("sok_update", run, [], backend, what),
@@ -64,12 +55,9 @@ class EagerUpdate:
         batches: int,
         dense_step: Callable[[], Any] | None,
     ) -> Any:
-        """Takes a step of rows and of dense variables; returns that of the latter.
+        """Takes a step of rows and dense variables; returns the result of the dense step.
 
-        Args:
-          handles: of the tables.
-          inputs: the keys of each gradient, and then the rows of each.
-          told, batches, dense_step: as of `StepHost.take`.
+        `inputs` are the keys of each gradient, then the rows; see `StepHost.take`.
         """
         number, doing, *others = told
         arguments = (handles, inputs)
@@ -80,7 +68,7 @@ class EagerUpdate:
                 self._runs(*arguments, told)
                 return done
             told = [number, WHOLE, *others]
-        now, before = self._now, vars(self._now).copy()  # of a step that this one is within
+        now, before = self._now, vars(self._now).copy()  # of an outer step
         now.batches, now.dense_step, now.done = batches, dense_step, None
         try:
             self._runs(*arguments, told)
@@ -89,7 +77,7 @@ class EagerUpdate:
             vars(now).update(before)
 
     def _asks(self) -> bool:
-        """Whether to ask native code: where it has refused, not in the next steps."""
+        """Whether to ask native code: after a refusal, not in the next steps."""
         if not self._host.has_plan:
             return False
         self._num_refused += 1
@@ -106,17 +94,16 @@ class EagerUpdate:
 
 
 class EagerUpdates:
-    """The updates of an optimizer that are kept. It is no dict, whose contents TensorFlow's modules
-    would look through."""
+    """An optimizer's cached updates. Not a dict, which TensorFlow's modules would search."""
 
     def __init__(self) -> None:
-        self._kept = Kept()
+        self._kept = CallCache()
 
     def __deepcopy__(self, memo: Any) -> "EagerUpdates":
         return EagerUpdates()
 
     def get_or_make(self, known_by: Any, make: Callable[[], EagerUpdate]) -> EagerUpdate:
-        """Returns the update that is known by something; it is made where it is not there."""
+        """Returns the cached update, or makes it."""
         update: EagerUpdate = self._kept.get_or_make(known_by, make)
         return update
 
@@ -124,7 +111,7 @@ class EagerUpdates:
 def _run(
     host: StepHost, taken: TakenStep, now: _Now, outputs: Outputs, arrays: list[Array]
 ) -> None:
-    """Is what the operation calls where native code does not do it."""
+    """The operation's callback if native code does not do the update."""
     *gradients, bits = arrays
     told = bits.view(np.float64).tolist()
     number, doing = int(told[0]), int(told[1])

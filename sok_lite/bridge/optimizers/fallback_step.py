@@ -1,12 +1,12 @@
-"""The step of an optimizer that no rule follows: a copy of it updates the rows.
+"""Steps of an optimizer without an update rule: a copy of it updates the rows.
 
-In each step the rows that have a gradient, and their states, become dense variables. A new copy of
-the optimizer is built on these, takes the step, and what it leaves in them goes back. To the
-optimizer all tables together are a model: the copy is built on every table that it has seen, in the
-order in which they came, and updates those of the step.
+In each step the rows with a gradient, and their states, become dense variables. A new copy of the
+optimizer is built on them and takes the step; their new values are written back. To the optimizer
+all tables together are one model: the copy is built on every table seen so far, in order of
+appearance, and updates those in the step.
 
-What the copy has for each row, such as a momentum, is a state of the rows; see state_discovery.py.
-Anything else, such as a count or a product, goes on from step to step as it is.
+Per-row variables of the copy, such as a momentum, are states of the rows; see state_discovery.py.
+Other variables, such as a count or a product, are carried from step to step.
 """
 
 import io
@@ -41,13 +41,7 @@ from sok_lite.engine.update import Step
 
 
 class Now(NamedTuple):
-    """The settings of an optimizer in one step.
-
-    Attributes:
-      step: its number, 1 for the first.
-      learning_rate: of this step.
-      numbers: other settings that may change.
-    """
+    """The settings of an optimizer in one step, 1 for the first; `numbers` may change."""
 
     step: int
     learning_rate: float
@@ -55,11 +49,7 @@ class Now(NamedTuple):
 
 
 class CarriedState(tf.train.experimental.PythonState):
-    """The numbers that an optimizer keeps beside the states of rows; see `carried_by`.
-
-    Attributes:
-      values: arrays by name.
-    """
+    """An optimizer's variables other than states of rows, by name; see `carried_by`."""
 
     def __init__(self) -> None:
         self.values: dict[str, np.ndarray] = {}
@@ -71,20 +61,12 @@ class CarriedState(tf.train.experimental.PythonState):
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Takes it from such bytes.
-
-        Raises:
-          ValueError: they are no such bytes.
-        """
+        """Reads the bytes of an npz file, or raises ValueError."""
         self.values = self.read(string_value)
 
     @staticmethod
     def read(data: bytes) -> dict[str, np.ndarray]:
-        """Returns the values that `serialize` made bytes of.
-
-        Raises:
-          ValueError: they are no such bytes.
-        """
+        """Returns the values from `serialize`d bytes, or raises ValueError."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 return dict(file)
@@ -96,21 +78,12 @@ _carried: "weakref.WeakKeyDictionary[Any, CarriedState]" = weakref.WeakKeyDictio
 
 
 def carried_by(optimizer: Any) -> CarriedState:
-    """Returns what goes on from step to step of an optimizer, the same object each time.
-
-    It has no values before the first fallback step, and none where a rule takes the steps.
-    """
+    """Returns an optimizer's carried variables, always the same object; empty with a rule."""
     return _carried.setdefault(optimizer, CarriedState())
 
 
 class _Known(NamedTuple):
-    """The tables that an optimizer has seen.
-
-    Attributes:
-      tables: weak references, in the order in which they came.
-      shapes: of the same.
-      trial: what it showed for them.
-    """
+    """The tables that an optimizer has seen, in order of appearance; their trial."""
 
     tables: "Sequence[weakref.ref[EmbeddingTable]]" = ()
     shapes: Sequence[Shape] = ()
@@ -122,49 +95,37 @@ class _Known(NamedTuple):
         return [role for role in self.trial.roles if isinstance(role, State)]
 
     def number_of(self, table: EmbeddingTable) -> int:
-        """Returns the number of a table."""
+        """Returns the position of a table."""
         return next(i for i, reference in enumerate(self.tables) if reference() is table)
 
 
 class FallbackSteps:
-    """The steps that an optimizer takes itself. It does not keep the optimizer alive.
-
-    Attributes:
-      carried: what goes on from step to step, beside the states of rows.
-    """
+    """An optimizer's own steps, and variables that it carries. Does not keep it alive."""
 
     def __init__(self, optimizer: Any, family: Family) -> None:
         refuse_inner_optimizers(optimizer)
         self.carried = carried_by(optimizer)
         self._family = family
         self._config = dict(family.config(optimizer))
-        # Replaced as a whole, with the lock: several wrappers may have one optimizer.
+        # Replaced as a whole, with the lock: several wrappers may share an optimizer.
         self._known = _Known()
         self._lock = threading.Lock()
 
     def try_out(self, optimizer: Any, now: Now) -> None:
-        """Makes sure that the optimizer can take its steps itself, whatever the tables are.
-
-        Raises:
-          NotImplementedError: it cannot, and why.
-        """
+        """Raises NotImplementedError, with the reason, if the optimizer cannot step on rows."""
         if self._known.tables:
             return
         try:
             trial = self._trial(optimizer, now, [Shape("rows", 2)])
         except CannotStepError as error:
-            # It may know variables by their names, and these tables it does not know yet.
+            # It may look variables up by name, and does not know these trial tables.
             if not isinstance(error.__cause__, KeyError):
                 raise
         else:
             self._known = self._known._replace(trial=trial)
 
     def know(self, optimizer: Any, now: Now, tables: Iterable[EmbeddingTable]) -> None:
-        """Makes sure that the states of tables are known.
-
-        Raises:
-          NotImplementedError: the optimizer cannot take its steps itself, and why.
-        """
+        """Makes the states of tables known; raises NotImplementedError as `try_out`."""
         with self._lock:
             known_tables = [reference() for reference in self._known.tables]
             known = {id(table): table for table in known_tables if table is not None}
@@ -182,7 +143,7 @@ class FallbackSteps:
 
     @property
     def state_names(self) -> list[str]:
-        """The names of the states that rows have, as far as a trial has shown them."""
+        """The names of rows' states, as far as a trial has shown them."""
         return list(dict.fromkeys(role.name for role in self._known.states))
 
     def _trial(self, optimizer: Any, now: Now, shapes: Sequence[Shape]) -> Trial:
@@ -200,13 +161,10 @@ class FallbackSteps:
         undecayed: Collection[EmbeddingTable],
         parts: Sequence[Gathered],
     ) -> tuple[list[Stepped], Callable[[], None]]:
-        """Takes a step on rows that were gathered of known tables.
+        """Takes a step on gathered rows of known tables; `undecayed` ones have no weight decay.
 
-        Where a table has no row in the step it is one of zeros without a gradient, which goes
-        nowhere: what goes on from step to step does so on a rank without rows too.
-
-        Args:
-          undecayed: tables that weight decay does not act on.
+        A table without rows in the step gets one row of zeros without a gradient, which is dropped:
+        the carried variables must change on a rank without rows too.
         """
         backend, known = parts[0].table.backend, self._known
         by_number = {known.number_of(part.table): part for part in parts}
@@ -225,7 +183,7 @@ class FallbackSteps:
             for role in known.states
             if role.rows in by_number
         }
-        backend.synchronize()  # TensorFlow reads them now, on a stream of its own
+        backend.synchronize()  # TensorFlow reads them on a stream of its own
         values.update((name, tf.constant(value)) for name, value in self.carried.values.items())
         copy = self._copy(optimizer, now, known.trial.followed)
         without = list(map(known.number_of, undecayed))
@@ -254,7 +212,7 @@ class FallbackSteps:
 
 
 def _array(variable: Any, backend: Backend, like: Array) -> Array:
-    """Returns what a variable holds as float32, in the shape of `like`."""
+    """Returns the value of a variable as float32, in the shape of `like`."""
     tensor = tf.cast(tf.convert_to_tensor(variable), tf.float32)[: len(like)]
     return backend.xp.ascontiguousarray(to_array(tensor, backend).reshape(like.shape))
 
@@ -263,7 +221,7 @@ _all_steps: "weakref.WeakKeyDictionary[Any, FallbackSteps]" = weakref.WeakKeyDic
 
 
 def fallback_steps(settings: FallbackStep) -> FallbackSteps:
-    """Returns the steps of an optimizer, the same ones each time."""
+    """Returns the steps of an optimizer, always the same object."""
     steps = _all_steps.get(settings.optimizer)
     if steps is None:
         steps = _all_steps[settings.optimizer] = FallbackSteps(settings.optimizer, settings.family)
@@ -271,7 +229,7 @@ def fallback_steps(settings: FallbackStep) -> FallbackSteps:
 
 
 class FallbackStepHost(StepHost):
-    """The host half of a step that an optimizer takes itself."""
+    """The host half of an optimizer's own step."""
 
     runs_tensorflow = True
 
@@ -282,7 +240,7 @@ class FallbackStepHost(StepHost):
     def step(
         self, numbers: Sequence[float], number: int, arrays: Sequence[Array], batches: int = 1
     ) -> Step:
-        """Returns a step that is yet to be taken; see StepHost."""
+        """Returns a step to be taken; see StepHost."""
         learning_rate, *values = numbers
         now = Now(number, learning_rate, dict(zip(self._names, values, strict=True)))
         updates, all_decay = self._updates(lambda decays: None, arrays, batches)

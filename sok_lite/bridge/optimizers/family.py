@@ -1,9 +1,9 @@
-"""A family of optimizers: the update rule of each, and its settings.
+"""Families of optimizers: the update rule of each optimizer, and its settings.
 
-An optimizer that stands for no rule takes its step itself: a copy of it updates the rows.
+An optimizer without a rule takes its step itself: a copy of it updates the rows.
 
-A setting may be a number, a variable, a tensor or a callable; what may change is read anew in every
-step, what selects a formula is not.
+A setting may be a number, a variable, a tensor or a callable; numbers that may change are read in
+every step, what selects a formula is fixed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,14 +14,7 @@ from sok_lite.engine.optimizers import UpdateRule
 
 
 class FallbackStep(NamedTuple):
-    """The step of an optimizer that no rule follows, and takes it itself.
-
-    Attributes:
-      optimizer: the optimizer.
-      family: of it.
-      numbers: setting -> number, variable or tensor; read in every step.
-      decays: whether weight decay acts on a variable.
-    """
+    """The step of an optimizer without a rule, which takes it itself; see Settings."""
 
     optimizer: Any
     family: "Family"
@@ -30,13 +23,12 @@ class FallbackStep(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """An optimizer's update of all variables in this step, by a rule.
+    """An update of all variables in a step, by a rule.
 
     Attributes:
-      rule: class of the rule.
-      numbers: hyper-parameter -> number, variable or tensor; read in every step.
-      flags: hyper-parameter -> value that selects a formula; fixed.
-      decays: whether weight decay acts on a variable.
+      numbers: hyperparameter -> number, variable or tensor; read in every step.
+      flags: hyperparameter -> value that selects a formula; fixed.
+      decays: whether weight decay applies to a variable.
     """
 
     rule: type[UpdateRule]
@@ -47,35 +39,30 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """The properties that the optimizers of one family share.
+    """The common properties of a family of optimizers.
 
-    An optimizer that no rule follows is copied, and the copy updates variables: `config` to `apply`
-    say how.
+    `config` to `apply` are for copies of optimizers without a rule.
 
     Attributes:
-      name: for messages.
-      settings: class name -> function of the optimizer.
       iterations: the optimizer's own step counter, or None.
       learning_rate: of the step after `iterations` steps.
-      has_decay: whether the optimizers may have a `weight_decay`, and `_use_weight_decay`.
-      config: of an optimizer, taken before its first step: what a copy is made from.
-      make: takes the optimizer, the config, the learning rate, the numbers, and names of attributes
-        that the copy is to have as they are by now; gives a copy that is not built.
-      variable: makes a variable that a copy can update, of a float32 tensor and a name.
-      build: takes a copy, all variables that it is to update, and those of them that weight decay
-        does not act on; makes its own variables.
-      apply: takes a copy, pairs of gradients and variables, and the number of the step, 1 for the
-        first.
-      numbers: what of the settings of an optimizer that is copied are tensors, variables or
-        callables: read in every step.
-      not_states: attributes of a copy whose variables are neither states nor numbers that go on
-        from step to step.
-      name_of_slot: takes a copy, a variable of its own and the variable it was made for; gives what
-        the family calls it; None: its own name says it.
-      slots: how the optimizers keep slots, "by variable" or "by name"; None: they have none.
-      slot_names: of a rule, what the family calls a state by another name.
-      clips_in_turn: whether the optimizers clip by value and then by norm, and 0 is a limit; others
-        do one of them, and 0 is none.
+      has_decay: whether optimizers may have `weight_decay` and `_use_weight_decay`.
+      config: of an optimizer before its first step, for copies.
+      make: takes the optimizer, config, learning rate, numbers, and names of attributes to copy
+        with their current values; returns a copy, not built.
+      variable: makes a variable that a copy can update, from a float32 tensor and a name.
+      build: takes a copy, all its variables, and those without weight decay; creates the copy's
+        own.
+      apply: takes a copy, (gradient, variable) pairs, and the number of the step, 1 for the first.
+      numbers: settings of a copied optimizer that are tensors, variables or callables, read in
+        every step.
+      not_states: attributes of a copy whose variables are neither states nor carried.
+      name_of_slot: takes a copy, its own variable and the one that this was created for; returns
+        the family's name of the slot; None: the variable's own name.
+      slots: how optimizers keep slots, "by variable" or "by name"; None: not at all.
+      slot_names: rule -> {state: the family's name}, if different.
+      clips_in_turn: whether optimizers clip by value, then by norm, and 0 is a limit; others do
+        one, and 0 is none.
     """
 
     name: str

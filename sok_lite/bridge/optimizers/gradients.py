@@ -1,11 +1,11 @@
-"""Changes of gradients before the step of an optimizer: of tables as of dense variables.
+"""Transforms of gradients before an optimizer's step, for tables as for dense variables.
 
-The gradient of a table is one of the whole table: the rows of all ranks, zero for every key that
-nobody looked up, and one row for each key. So is that of a static table. A clipped norm is that of
-all of it, and one collective tells all ranks the norms of all tables of a call.
+The gradient of a table, also of a static one, covers the whole table: the rows of all ranks, zero
+for every key without a lookup, one row per key. A clipped norm is over all of it; one collective
+sums the norms of all tables of a call.
 
-Dense variables are clipped by the wrapped optimizer itself. Where their norm counts together with
-that of tables they are scaled before it sees them: then it finds no norm that is too large.
+The wrapped optimizer clips dense variables itself. If their norm counts together with that of
+tables, they are scaled before: then it finds no norm above the limit.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ import tensorflow as tf
 from sok_lite.bridge.collectives import agreed_sum
 from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.optimizers.changes import Changes, changes_of
 from sok_lite.bridge.optimizers.family import Family
+from sok_lite.bridge.optimizers.grad_transforms import GradTransforms, grad_transforms_of
 from sok_lite.bridge.optimizers.host import checked_gradient
 from sok_lite.bridge.optimizers.loss_scale import LossScale
 from sok_lite.bridge.row_gradient import are_distinct
@@ -35,15 +35,14 @@ DensePairs = list[tuple[Any, Any]]
 _WHAT = "A step that looks at the gradients of all ranks"
 
 
-class Changed(NamedTuple):
-    """Gradients as an optimizer would have changed them before its step.
+class TransformedGrads(NamedTuple):
+    """Gradients after the transforms before an optimizer's step.
 
     Attributes:
-      pairs: of tables, changed for good.
-      dense: dense pairs for the optimizer, which changes them itself.
+      pairs: of tables, transformed.
+      dense: dense pairs for the optimizer, which transforms them itself.
       beside: of tables that other optimizers train, unscaled.
-      go: scalar of booleans, whether the step is to be taken; None: it is. Where it is not, dense
-        gradients are NaN.
+      go: scalar bool tensor, whether to take the step; None: yes. If not, dense gradients are NaN.
     """
 
     pairs: Pairs
@@ -52,100 +51,104 @@ class Changed(NamedTuple):
     go: tf.Tensor | None
 
 
-def changed(
+def transform_grads(
     optimizer: Any,
     family: Family,
     pairs: Pairs,
     dense: DensePairs,
     loss_scale: LossScale | None = None,
     beside: Pairs | None = None,
-) -> Changed:
-    """Returns gradients as an optimizer would have changed them before its step.
+) -> TransformedGrads:
+    """Applies an optimizer's gradient transforms before its step.
 
-    With several ranks, and where norms are clipped or steps skipped, every rank must call it, with
-    the same tables in the same order; dense gradients are the same on all ranks, those of static
-    tables are not.
+    With several ranks, if norms are clipped or steps may be skipped, every rank must call it, with
+    the same tables in the same order; dense gradients must be equal on all ranks, except those of
+    static tables.
 
     Args:
-      pairs: of tables that have a gradient; the same table may come several times.
+      pairs: of tables that have a gradient; a table may repeat.
       dense: of other variables; a gradient may be None.
       loss_scale: of the LossScaleOptimizer around the optimizer.
-      beside: of tables that other optimizers train, in the same step.
+      beside: of tables that other optimizers train in the same step.
 
     Raises:
-      TypeError, ValueError: a gradient does not fit. No rank has been told anything.
-      NotImplementedError: the optimizer clips gradients in a way that tables cannot follow, or is
-        Horovod's and adds up the gradients of several steps.
+      TypeError, ValueError: a gradient does not fit; nothing was sent to other ranks.
+      NotImplementedError: the optimizer clips in a way that tables cannot follow, or is Horovod's
+        and adds up the gradients of several steps.
       CommunicatorError: a rank has died, or ranks are in different calls.
     """
-    changes = changes_of(optimizer, family)
+    transforms = grad_transforms_of(optimizer, family)
     skips = loss_scale is not None and loss_scale.skips
     if loss_scale is not None and loss_scale.unscale is not None:
-        changes = changes._replace(unscale=loss_scale.unscale)
+        transforms = transforms._replace(unscale=loss_scale.unscale)
     beside = [] if beside is None else beside
-    if all(each is None for each in changes) and not skips:
-        return Changed(pairs, dense, beside, None)
+    if all(each is None for each in transforms) and not skips:
+        return TransformedGrads(pairs, dense, beside, None)
     if not pairs and not any(_is_part(*pair) for pair in dense):
         if not beside:
-            return Changed(pairs, dense, beside, None)  # the optimizer's own affair
-        changes = changes._replace(value=None, norm=None, global_norm=None)
+            return TransformedGrads(pairs, dense, beside, None)  # the optimizer's own affair
+        transforms = transforms._replace(value=None, norm=None, global_norm=None)
     refuse_replicas(_WHAT)
-    comm = other_ranks() if changes.limit is not None or skips else None
-    # Eagerly, the other ranks may wait for the norms already; in a graph nothing runs yet.
+    comm = other_ranks() if transforms.limit is not None or skips else None
+    # In eager mode other ranks may already wait for the norms; in a graph nothing runs yet.
     with contextlib.ExitStack() as stack:
         if comm is not None and tf.executing_eagerly():
             stack.enter_context(failure_known_to_all(comm))
-        bad = [_num_not_finite([*pairs, *beside, *dense])] if skips else []
-        pairs, dense = _but_for_norms(changes, pairs, dense)
-        beside = _unscaled(changes, beside)
+        bad = [_count_nonfinite([*pairs, *beside, *dense])] if skips else []
+        pairs, dense = _clip_values(transforms, pairs, dense)
+        beside = _unscale(transforms, beside)
     parts = [*pairs, *(pair for pair in dense if _is_part(*pair))]
-    squares = [] if changes.limit is None else _squares(parts, len(pairs), changes)
-    summed = _over_ranks(comm, [var for _, var in parts], [*squares, *bad], changes)
+    squares = [] if transforms.limit is None else _squares(parts, len(pairs), transforms)
+    summed = _sum_over_ranks(comm, [var for _, var in parts], [*squares, *bad], transforms)
     totals = summed[: len(squares)]
-    if changes.norm is not None:
-        pairs, dense = _clip_each(changes, pairs, dense, squares, totals)
-    elif changes.global_norm is not None:
-        pairs, dense = _clip_all(changes, pairs, dense, totals)
+    if transforms.norm is not None:
+        pairs, dense = _clip_each(transforms, pairs, dense, squares, totals)
+    elif transforms.global_norm is not None:
+        pairs, dense = _clip_all(transforms, pairs, dense, totals)
     if not skips:
-        return Changed(pairs, dense, beside, None)
+        return TransformedGrads(pairs, dense, beside, None)
     go = tf.equal(summed[-1], 0.0)
-    return Changed(pairs, map_values(partial(_or_nan, go), dense), beside, go)
+    return TransformedGrads(pairs, map_values(partial(_or_nan, go), dense), beside, go)
 
 
 def _or_nan(go: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.where(go, values, tf.constant(float("nan"), values.dtype))
 
 
-def _num_not_finite(pairs: DensePairs) -> tf.Tensor:
-    """Returns how many of some gradients have a NaN or an infinity, float32."""
+def _count_nonfinite(pairs: DensePairs) -> tf.Tensor:
+    """Returns how many gradients have a NaN or an infinity, float32."""
     values = [_values(grad) for grad, _ in pairs if grad is not None]
     return tf.add_n(
         [tf.cast(~tf.reduce_all(tf.math.is_finite(each)), tf.float32) for each in values]
     )
 
 
-def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[Pairs, DensePairs]:
-    """Returns gradients that are checked, unscaled, of one row a key and clipped by value."""
-    pairs = _unscaled(changes, pairs)
-    if changes.value is None and changes.limit is None:
+def _clip_values(
+    transforms: GradTransforms, pairs: Pairs, dense: DensePairs
+) -> tuple[Pairs, DensePairs]:
+    """Checks, unscales, deduplicates and clips gradients by value."""
+    pairs = _unscale(transforms, pairs)
+    if transforms.value is None and transforms.limit is None:
         return pairs, dense
-    pairs = _one_row_a_key(pairs)
+    pairs = _deduplicate(pairs)
     dense = [
         (_sum_repeated(grad) if isinstance(var, StaticVariable) else grad, var)
         for grad, var in dense
     ]
-    if changes.value is None:
+    if transforms.value is None:
         return pairs, dense
-    clip = partial(tf.clip_by_value, clip_value_min=-changes.value, clip_value_max=changes.value)
-    return map_values(clip, pairs), dense if changes.limit is None else map_values(clip, dense)
+    clip = partial(
+        tf.clip_by_value, clip_value_min=-transforms.value, clip_value_max=transforms.value
+    )
+    return map_values(clip, pairs), dense if transforms.limit is None else map_values(clip, dense)
 
 
-def _unscaled(changes: Changes, pairs: Pairs) -> Pairs:
-    """Returns gradients of tables that are checked, and of the loss as it was before its scale."""
+def _unscale(transforms: GradTransforms, pairs: Pairs) -> Pairs:
+    """Checks gradients of tables and divides them by the loss scale."""
     pairs = [(_as_float32(*pair), pair[1]) for pair in pairs]
-    if changes.unscale is None:
+    if transforms.unscale is None:
         return pairs
-    unscaled: Pairs = map_values(lambda values: values / changes.unscale, pairs)
+    unscaled: Pairs = map_values(lambda values: values / transforms.unscale, pairs)
     return unscaled
 
 
@@ -153,7 +156,7 @@ def _unscaled(changes: Changes, pairs: Pairs) -> Pairs:
 
 
 def _clip_each(
-    changes: Changes,
+    transforms: GradTransforms,
     pairs: Pairs,
     dense: DensePairs,
     squares: Sequence[tf.Tensor],
@@ -161,18 +164,17 @@ def _clip_each(
 ) -> tuple[Pairs, DensePairs]:
     """Clips the norm of each table and static table; see tf.clip_by_norm.
 
-    Args:
-      squares, totals: squared norms of all parts, on this rank and on all together.
+    `squares` and `totals` are squared norms of all parts, on this rank and on all ranks.
     """
-    limit = tf.constant(changes.norm, tf.float32)
+    limit = tf.constant(transforms.norm, tf.float32)
 
     def clipped(values: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         dtype = values.dtype
         return values * tf.cast(limit, dtype) / tf.cast(tf.maximum(tf.sqrt(total), limit), dtype)
 
     def for_optimizer(grad: Any, square: tf.Tensor, total: tf.Tensor) -> Any:
-        # It clips this rank's part once more. An infinity makes all else 0, and what is one times 0
-        # is no number: taken once, as here it would be, not for the whole part.
+        # The optimizer clips this rank's part again. An infinity makes all else 0 and itself NaN:
+        # done here too, the whole part would be NaN.
         is_infinite = tf.math.is_inf(square) & tf.math.is_inf(total)
         values = _values(grad)
         return _with_values(grad, tf.where(is_infinite, values, clipped(values, total)))
@@ -191,48 +193,48 @@ def _clip_each(
 
 
 def _clip_all(
-    changes: Changes, pairs: Pairs, dense: DensePairs, totals: Sequence[tf.Tensor]
+    transforms: GradTransforms, pairs: Pairs, dense: DensePairs, totals: Sequence[tf.Tensor]
 ) -> tuple[Pairs, DensePairs]:
     """Clips the norm of all variables together; see tf.clip_by_global_norm.
 
-    Args:
-      totals: squared norms of all parts on all ranks.
+    `totals` are squared norms of all parts on all ranks.
     """
-    limit = tf.constant(changes.global_norm, tf.float32)
+    limit = tf.constant(transforms.global_norm, tf.float32)
     others = [pair for pair in dense if pair[0] is not None and not _is_part(*pair)]
-    norm = tf.sqrt(tf.add_n([*totals, *_squares(others, 0, changes)]))
-    # Of an infinity, and of what is no number, all are to be no numbers.
+    norm = tf.sqrt(tf.add_n([*totals, *_squares(others, 0, transforms)]))
+    # With an infinity or a NaN, all become NaN.
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-    # Where nothing is clipped the optimizer alone is to round.
+    # Without clipping only the optimizer rounds.
     scale_of_dense = tf.where(norm <= limit, 1.0, scale)
     scaled = partial(_scale, scale=scale)
     return map_values(scaled, pairs), map_values(partial(_scale, scale=scale_of_dense), dense)
 
 
-def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes) -> list[tf.Tensor]:
-    """Returns the squared norm of each part on this rank, float32; of slices, of their values.
+def _squares(
+    parts: Sequence[tuple[Any, Any]], num_pairs: int, transforms: GradTransforms
+) -> list[tf.Tensor]:
+    """Returns the squared norm of each part on this rank, float32; for slices, of their values.
 
-    Args:
-      parts: those of tables, `num_pairs`, are unscaled by now, and come first.
+    The first `num_pairs` parts, of tables, are already unscaled.
     """
     values = [tf.cast(_values(grad), tf.float32) for grad, _ in parts]
-    if changes.unscale is not None:
-        values[num_pairs:] = [each / changes.unscale for each in values[num_pairs:]]
+    if transforms.unscale is not None:
+        values[num_pairs:] = [each / transforms.unscale for each in values[num_pairs:]]
     return [tf.reduce_sum(tf.square(each)) for each in values]
 
 
-def _over_ranks(
+def _sum_over_ranks(
     comm: Communicator | None,
     variables: Sequence[Any],
     numbers: Sequence[tf.Tensor],
-    changes: Changes,
+    transforms: GradTransforms,
 ) -> list[tf.Tensor]:
-    """Returns what float32 numbers sum up to over ranks: one collective for all of them."""
+    """Sums float32 numbers over ranks, in one collective."""
     if comm is None or not numbers:
         return list(numbers)
     description: dict[str, Any] = {"number of tables": len(variables)}
     description |= {f"name of table {i}": var.table.name for i, var in enumerate(variables)}
-    description |= {"clipnorm": changes.norm, "global_clipnorm": changes.global_norm}
+    description |= {"clipnorm": transforms.norm, "global_clipnorm": transforms.global_norm}
     description |= {"count of numbers": len(numbers)}
     total = agreed_sum(comm, tf.cast(tf.stack(numbers), tf.float64), description, _WHAT)
     return tf.unstack(tf.cast(total, tf.float32), len(numbers))
@@ -242,15 +244,14 @@ def _over_ranks(
 
 
 def _is_part(grad: Any, variable: Any) -> bool:
-    """Whether a dense gradient is one of this rank's rows of a table."""
+    """Whether a dense gradient is this rank's part of a static table."""
     return grad is not None and isinstance(variable, StaticVariable)
 
 
 def _as_float32(grad: tf.IndexedSlices, variable: TableVariable) -> tf.IndexedSlices:
-    """Returns the gradient of a table with float32 rows, and the very keys it had.
+    """Returns the gradient of a table with float32 rows and, if possible, the same keys tensor.
 
-    Raises:
-      TypeError, ValueError: it does not fit the table.
+    Raises TypeError or ValueError if it does not fit the table.
     """
     keys, rows = checked_gradient(grad, variable)
     fits = rows.shape[1:].is_compatible_with([variable.dimension])
@@ -265,8 +266,8 @@ def _as_float32(grad: tf.IndexedSlices, variable: TableVariable) -> tf.IndexedSl
     return tf.IndexedSlices(rows, keys, grad.dense_shape)
 
 
-def _one_row_a_key(pairs: Pairs) -> Pairs:
-    """Returns pairs of different tables, with one row for each key."""
+def _deduplicate(pairs: Pairs) -> Pairs:
+    """Returns pairs of distinct tables, with one row per key."""
     by_table: dict[int, Pairs] = {}
     for grad, var in pairs:
         by_table.setdefault(id(var.table), []).append((grad, var))
@@ -282,7 +283,7 @@ def _one_row_a_key(pairs: Pairs) -> Pairs:
 
 
 def _sum_repeated(grad: Any) -> Any:
-    """Returns slices with each index once, in place of all with it their sum; others as is."""
+    """Sums slices by index; returns other gradients unchanged."""
     if not isinstance(grad, tf.IndexedSlices) or are_distinct(grad.indices):
         return grad
     distinct, places = tf.unique(as_int64(grad.indices))
@@ -295,14 +296,14 @@ def _values(grad: Any) -> tf.Tensor:
 
 
 def _with_values(grad: Any, values: tf.Tensor) -> Any:
-    """Returns a gradient with other values, and the very indices it had."""
+    """Returns a gradient with other values and the same indices tensor."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     return values
 
 
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], pairs: Any) -> Any:
-    """Returns pairs with a function of the values of each gradient; of None, None."""
+    """Applies a function to the values of each gradient; None stays None."""
     return [
         (None if grad is None else _with_values(grad, function(_values(grad))), var)
         for grad, var in pairs

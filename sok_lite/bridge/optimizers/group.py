@@ -1,10 +1,10 @@
-"""Keras 3 optimizers with a sparse group lasso on the rows of tables; the engine has the rules.
+"""Keras 3 optimizers with a sparse group lasso on rows of tables; the engine has the rules.
 
-The penalties act on rows of dynamic tables. Dense variables, and tables with a fixed number of rows
-among them, are updated by the parent, an optimizer of Keras, as if there were none; but
-SparseGroupFtrl's l1 and l2, which Ftrl has as well, act on both.
+The penalties act on rows of dynamic tables. Dense variables, including static tables, are updated
+by the parent, an optimizer of Keras, without penalties, except that SparseGroupFtrl's l1 and l2,
+which Ftrl has too, act on both.
 
-There is no GroupAdaHessian: its step needs the diagonal of the Hessian, which no gradient has.
+There is no GroupAdaHessian: its step needs the diagonal of the Hessian, which gradients lack.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import keras
 
 from sok_lite.bridge.checks import checked_strength
 
-# The first versions of Keras 3 do not have it.
+# Missing in the first versions of Keras 3.
 _Lamb: Any = getattr(keras.optimizers, "Lamb", None)
 _register = keras.saving.register_keras_serializable(package="sok_lite")
 
@@ -23,7 +23,7 @@ def _strength(optimizer: Any, name: str, value: Any) -> float:
 
 
 class _Penalties:
-    """The base of the classes below: the strengths, beside the arguments of a Keras optimizer."""
+    """Base of the classes below: penalty strengths as arguments of a Keras optimizer."""
 
     def __init__(
         self,
@@ -49,22 +49,22 @@ class _Penalties:
 
 @_register
 class GroupAdam(_Penalties, keras.optimizers.Adam):
-    """Adam that sets whole rows of tables to exactly 0, where the gradients are worth no more.
+    """Adam that sets whole rows of tables to exactly 0 if their gradients do not justify more.
 
     TFPlus' GroupAdam (version 4). Without penalties it is Adam for the rows that have a gradient.
-    The penalties are multiplied by the learning rate of a step, a schedule's too: where it falls,
+    The penalties are multiplied by the learning rate of a step, also a schedule's: as it falls,
     rows at 0 come back with their next gradient.
 
     Args:
       *args: of `keras.optimizers.Adam`, from `learning_rate` on.
-      l1_regularization_strength: of every element of a row: sets single ones to 0.
-      l2_regularization_strength: of the squares of a row's elements.
-      l21_regularization_strength: of the norm of a row, times the root of its dimension: sets whole
+      l1_regularization_strength: on every element of a row: sets single ones to 0.
+      l2_regularization_strength: on the squares of a row's elements.
+      l21_regularization_strength: on the norm of a row, times the root of its dimension: sets whole
         rows to 0.
       **kwargs: of `keras.optimizers.Adam`; with `amsgrad=True` it is GroupAMSGrad.
 
     Raises:
-      TypeError, ValueError: a strength is no number, negative or infinite.
+      TypeError, ValueError: a strength is not a number, negative or infinite.
     """
 
 
@@ -74,7 +74,7 @@ class GroupAMSGrad(_Penalties, keras.optimizers.Adam):
 
     Args:
       *args: of `keras.optimizers.Adam`, from `learning_rate` on; `amsgrad` is True.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as of
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as in
         GroupAdam.
       **kwargs: of `keras.optimizers.Adam`.
     """
@@ -95,7 +95,7 @@ class GroupMomentum(_Penalties, keras.optimizers.SGD):
       learning_rate: a number or a schedule; 0.01 by default.
       momentum: in [0, 1].
       *args: of `keras.optimizers.SGD`, from `nesterov` on.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as of
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as in
         GroupAdam.
       **kwargs: of `keras.optimizers.SGD`.
     """
@@ -108,14 +108,14 @@ class GroupMomentum(_Penalties, keras.optimizers.SGD):
 
 @_register
 class SparseGroupFtrl(_Penalties, keras.optimizers.Ftrl):
-    """Ftrl that sets whole rows of tables to exactly 0: that of TFPlus, "Group Adagrad".
+    """Ftrl that sets whole rows of tables to exactly 0: TFPlus' "Group Adagrad".
 
     Without the penalty on norms it is Ftrl.
 
     Args:
-      *args: of `keras.optimizers.Ftrl`, from `learning_rate` on to `initial_accumulator_value`.
-      l1_regularization_strength, l2_regularization_strength: as of Ftrl, of dense variables too.
-      l21_regularization_strength: of the norm of a row, times the root of its dimension.
+      *args: of `keras.optimizers.Ftrl`, from `learning_rate` to `initial_accumulator_value`.
+      l1_regularization_strength, l2_regularization_strength: as in Ftrl, also on dense variables.
+      l21_regularization_strength: on the norm of a row, times the root of its dimension.
       **kwargs: of `keras.optimizers.Ftrl`.
     """
 
@@ -127,7 +127,7 @@ class SparseGroupFtrl(_Penalties, keras.optimizers.Ftrl):
         l21_regularization_strength: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        # Past _Penalties, whose l1 and l2 the parent has itself.
+        # Skips _Penalties: the parent has l1 and l2 itself.
         super(_Penalties, self).__init__(
             *args,
             l1_regularization_strength=_strength(self, "l1", l1_regularization_strength),
@@ -141,11 +141,11 @@ class SparseGroupFtrl(_Penalties, keras.optimizers.Ftrl):
 class GroupLamb(_Penalties, _Lamb or keras.optimizers.Optimizer):  # type: ignore[misc]
     """LAMB of each row by itself, which sets whole rows of tables to exactly 0.
 
-    A row's step is as long as its norm says, not as that of the whole table does.
+    The length of a row's step depends on the row's norm, not on that of the whole table.
 
     Args:
       *args: of `keras.optimizers.Lamb`, from `learning_rate` on.
-      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as of
+      l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as in
         GroupAdam.
       **kwargs: of `keras.optimizers.Lamb`.
 

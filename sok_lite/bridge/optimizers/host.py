@@ -1,4 +1,4 @@
-"""The host half of an optimizer's step: from the arrays of all gradients to the engine's step."""
+"""The host half of an optimizer's step: from arrays of gradients to the engine's step."""
 
 import contextlib
 import ctypes
@@ -38,9 +38,7 @@ def checked_gradient(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns keys (n,) and rows (n, dimension) float32 of a gradient.
 
-    Raises:
-      TypeError: keys are no integers.
-      ValueError: shapes that do not fit.
+    Raises TypeError for keys that are not integers, ValueError for shapes.
     """
     keys = checked_keys(variable, grad.indices)
     rows = tf.cast(grad.values, tf.float32)
@@ -56,28 +54,24 @@ def checked_gradient(
     return keys, rows
 
 
-# What an update is to do: nothing, for rows do not move; take the step of rows; say whether native
-# code would; take a step that is not of rows alone. As in kernels/ops/update.h.
+# What an update does: nothing, if rows must not change; a step of rows; a check whether native code
+# would take it; a step with a dense part. As in kernels/ops/update.h.
 NOTHING, STEP, CHECK, WHOLE = range(4)
 
-# What native code writes to, by its address. It is never freed: an update may be under way when the
+# Memory that native code writes, by address. Never freed: an update may be in progress when the
 # optimizer is gone.
 _written: dict[int, Any] = {}
 
 
 class TakenStep(ctypes.Structure):
-    """The step that rows have taken and the optimizer's counter may not know of.
-
-    Attributes:
-      step: its number; 0: the counter knows of all.
-    """
+    """The number of the last step of the rows; 0: the optimizer's counter has it."""
 
     step: int
     _fields_ = (("step", ctypes.c_int64),)
 
 
 class NonFiniteRows:
-    """Counts gradient rows with a NaN or an infinity where kernels run, until somebody asks."""
+    """Counts gradient rows with a NaN or an infinity on the device, until read."""
 
     def __init__(self, count: int = 0) -> None:
         self._before = count
@@ -93,7 +87,7 @@ class NonFiniteRows:
         return NonFiniteRows, (self.count,)  # a copy counts by itself
 
     def word(self, backend: Backend) -> int:
-        """Returns the address of what kernels add to, which is never freed."""
+        """Returns the address of the counter, which is never freed."""
         count = self.count_on(backend)
         address = backend.address(count)
         _written[address] = count
@@ -101,7 +95,7 @@ class NonFiniteRows:
 
     @property
     def count(self) -> int:
-        """Rows counted so far, on all backends. It waits for the kernels."""
+        """Rows counted so far, on all backends. Waits for the kernels."""
         counts = list(self._counts.items())
         return self._before + sum(on_device(backend, int, count[0]) for backend, count in counts)
 
@@ -114,15 +108,12 @@ class StepHost:
     """The host half of an update. Holds no tensor and keeps no variable or optimizer alive.
 
     Args:
-      settings: of the optimizer.
-      owner: has `on_nonfinite`, `stochastic_rounding` and `nonfinite`, which counts on.
-      optimizer: whose states the rows have.
-      variables: one for each gradient.
-      keys: of each gradient; what is known of them while a graph is made is kept.
+      owner: has `on_nonfinite`, `stochastic_rounding` and the counter `nonfinite`.
+      optimizer: owner of the rows' states.
+      variables, keys: one per gradient; only facts known from the graph are kept of keys.
 
     Attributes:
-      runs_tensorflow: whether the step runs operations of TensorFlow, which then read what kernels
-        write.
+      runs_tensorflow: whether the step runs TensorFlow operations, which read what kernels write.
       has_plan: whether native code may take the next step.
     """
 
@@ -140,7 +131,7 @@ class StepHost:
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
         pairs = zip(keys, variables, strict=True)
-        # Those that are int64 as a lookup gave them; others are checked by the engine.
+        # True for int64 keys unchanged from a lookup; the engine checks others.
         self._of_gradients = [
             are_distinct(each) and each.dtype == variable.key_type for each, variable in pairs
         ]
@@ -158,13 +149,13 @@ class StepHost:
         dense_step: Callable[[], Any] | None = None,
         note: Callable[[], None] | None = None,
     ) -> Any:
-        """Takes a step of rows and of dense variables; returns that of the latter.
+        """Takes a step of rows and dense variables; returns the result of the dense step.
 
         Args:
-          told: number of the step, what is to be done, learning rate, hyper-parameters.
-          arrays: of the backend, the keys of each gradient, and then the rows of each.
-          batches: of how many calls rows move by the mean of their gradients, in the last.
-          dense_step: updates the dense variables when that of rows cannot fail any more.
+          told: number of the step, what to do, learning rate, hyperparameters.
+          arrays: of the backend, the keys of each gradient, then the rows of each.
+          batches: number of calls over whose gradients rows step by the mean, in the last call.
+          dense_step: updates the dense variables once the step of the rows cannot fail any more.
           note: called with the change of the rows.
         """
         begun = time.perf_counter()
@@ -186,48 +177,37 @@ class StepHost:
     def step(
         self, numbers: Sequence[float], number: int, arrays: Sequence[Array], batches: int = 1
     ) -> Step:
-        """Returns a step that is yet to be taken.
+        """Returns a step to be taken.
 
-        Args:
-          numbers: learning rate, then hyper-parameters.
-          number: 1 for the first.
-          arrays: as `take` has them.
-          batches: of how many it is, whose other gradients were added up.
+        `numbers` are the learning rate and hyperparameters, `number` is 1 for the first step, and
+        `batches` that of the step, with gradients of the earlier ones added up.
         """
         raise NotImplementedError
 
     def adding(self, number: int, arrays: Sequence[Array]) -> Step:
-        """Returns a step that adds gradients up, for the step of a number to take.
-
-        Args:
-          arrays: as `take` has them.
-        """
+        """Returns a step that only accumulates gradients, for the step of a number."""
         updates, _ = self._updates(lambda decays: None, arrays)
         return accumulation_of(updates[0].optimizer).add(updates, self._options(0.0, number))
 
     def must_wait(self) -> bool:
-        """Whether an update waits for its kernels: native code would, and nobody after it.
+        """Whether an update waits for its kernels.
 
-        What an update leaves behind on a GPU a later call of Python's takes away, and where the
-        next one is native there may be none.
+        A later call of Python frees what it leaves on a GPU, and a native one would not.
         """
         return self.runs_tensorflow or self.has_plan
 
     def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
-        """Lets native code take the next step of the same settings, where it can.
+        """Registers a native plan for the next step with the same settings, if possible.
 
-        Args:
-          call: the number of the operation's call, which has taken a step.
-          told: what that step was told, as `take` has it.
-          taken: what is to get the number of a step.
+        `call` has taken a step as `told`; `taken` receives the number of a step.
         """
 
     def _of_batches(self, step: HeldStep, batches: int) -> Step:
-        """Returns the step of so many batches whose last one has a step by itself."""
+        """Returns the step of several batches from the step of the last one."""
         return AccumulatedStep(step, accumulation_of(step.updates[0].optimizer), batches)
 
     def _options(self, learning_rate: float, number: int) -> StepOptions:
-        """Returns what a step is told beside its gradients."""
+        """Returns the options of a step."""
         owner, comm = self._owner(), other_ranks()
         return StepOptions(
             learning_rate,
@@ -235,23 +215,21 @@ class StepHost:
             self._on_nonfinite,
             self._stochastic_rounding,
             None if owner is None else owner.nonfinite.count_on(self._backend),
-            # In an elastic job not always the same.
+            # An elastic job may change it.
             None if comm is None else RankInfo(comm.rank, comm.size),
         )
 
     def _updates(
         self, rule: Callable[[bool], UpdateRule | None], arrays: Sequence[Array], batches: int = 1
     ) -> tuple[list[Update], list[bool]]:
-        """Returns the update of each table by its rule, and on which of them weight decay acts.
+        """Returns the update of each table by its rule, and whether weight decay applies to it.
 
-        Args:
-          rule: takes whether weight decay acts on a table.
-          batches: of several, tables take part that have no gradient in the last one.
+        With several batches, tables without a gradient in the last one take part.
         """
         optimizer = None if self._optimizer is None else alive(self._optimizer)
         tables, decays = live_tables(self._variables), self._decays
         count, of_gradients = len(tables), self._of_gradients
-        keys = [  # those that are not promised the engine checks, and converts
+        keys = [  # the engine checks and converts the keys that are not known to be distinct
             table.key_dtype.to_int64(table.backend.xp, its)
             if of_gradient and its.dtype != I64
             else its
@@ -280,16 +258,16 @@ class RuleHost(StepHost):
     def __init__(self, settings: Settings, *arguments: Any) -> None:
         super().__init__(settings, *arguments)
         self._rule = partial(settings.rule, **settings.flags)
-        # Of the last step: most steps have the same numbers.
+        # From the last step: most steps have the same numbers.
         self._last: tuple[list[float], tuple[UpdateRule, UpdateRule]] | None = None
-        # By what native code knows its last step.
+        # Key of the last step that native code knows.
         self._planned: list[Any] | None = None
         self._until_gone: weakref.ref[Any] | None = None
 
     def step(
         self, numbers: Sequence[float], number: int, arrays: Sequence[Array], batches: int = 1
     ) -> Step:
-        """Returns a step that is yet to be taken; see StepHost."""
+        """Returns a step to be taken; see StepHost."""
         learning_rate, *values = numbers
         decayed, undecayed = self._rules(values)
         updates, _ = self._updates(lambda decays: decayed if decays else undecayed, arrays, batches)
@@ -299,8 +277,8 @@ class RuleHost(StepHost):
         return step_of(updates, options)
 
     def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
-        """Lets native code take the next step of the same settings; see StepHost."""
-        # The step is taken: what fails now must not say that it has failed.
+        """Registers a native plan for the next step with the same settings; see StepHost."""
+        # The step was taken: a failure here must not look like one of the step.
         with contextlib.suppress(Exception):
             self._plan_next(call, list(told[3:]), taken)
 
@@ -312,7 +290,7 @@ class RuleHost(StepHost):
         settings = struct.pack(f"{len(values)}d", *values)
         known_by = [call, settings]
         if self._planned == [*known_by, *(table.store.record.states for table in tables)]:
-            return  # the plan is there, or there is none
+            return  # the plan exists, or is not possible
         update = UpdateByRule(
             tables,
             [alive(each).key_type.as_datatype_enum for each in self._variables],
@@ -331,14 +309,14 @@ class RuleHost(StepHost):
         plan = plan_of(update)
         if plan is not None:
             if update.optimizer is not None:
-                # Python refuses to take steps of one that is gone.
+                # Python rejects steps of an optimizer that is gone.
                 self._until_gone = weakref.ref(update.optimizer, lambda _: forget_plan(call))
             plan.note(call)
             self.has_plan = True
         self._planned = [*known_by, *(table.store.record.states for table in tables)]
 
     def _rules(self, values: list[float]) -> tuple[UpdateRule, UpdateRule]:
-        """Returns the rule of tables on which weight decay acts, and that of others."""
+        """Returns the rules with and without weight decay."""
         last = self._last  # another thread may have other numbers
         if last is not None and values == last[0]:
             return last[1]

@@ -1,4 +1,4 @@
-"""The optimizers of Keras 3 and of tf_keras, with the same settings under the same names."""
+"""Optimizers of Keras 3 and tf_keras, whose settings have the same names."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.clones import config_of, made_anew
+from sok_lite.bridge.optimizers.clones import clone_optimizer, config_of
 from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.engine import optimizers as rules
 
@@ -18,12 +18,12 @@ def _numbers(optimizer: Any, *names: str) -> dict[str, Any]:
 
 
 def _by_names(rule: type[rules.UpdateRule], *names: str) -> Callable[[Any], Settings]:
-    """Returns the settings of optimizers whose numbers have the names that they have in a rule."""
+    """Returns a settings function for optimizers whose numbers have the rule's names."""
     return lambda o: Settings(rule, _numbers(o, *names), {})
 
 
 def _sgd(o: Any) -> Settings:
-    if isinstance(o.momentum, (int, float)) and o.momentum == 0:  # the plain number alone
+    if isinstance(o.momentum, (int, float)) and o.momentum == 0:  # only for a plain number
         return Settings(rules.SGD, {}, {})
     return Settings(rules.Momentum, _numbers(o, "momentum"), {"nesterov": bool(o.nesterov)})
 
@@ -32,7 +32,7 @@ def _adam(o: Any) -> Settings:
     flags = {
         "amsgrad": bool(o.amsgrad),
         "adaptive_epsilon": bool(getattr(o, "adaptive_epsilon", False)),
-        # The plain number alone, as with momentum 0 of SGD.
+        # Only for a plain number, as with momentum 0 of SGD.
         "has_m": bool(o.amsgrad) or not isinstance(o.beta_1, (int, float)) or o.beta_1 != 0,
     }
     return Settings(rules.Adam, _numbers(o, *_MOMENTS), flags)
@@ -103,7 +103,7 @@ _KERAS_SETTINGS = {
     "Nadam": _by_names(rules.Nadam, *_MOMENTS),
     "Lion": _by_names(rules.Lion, "beta_1", "beta_2"),
     "ScheduleFreeAdamW": _by_names(rules.ScheduleFreeAdamW, *_MOMENTS, "warmup_steps"),
-    # Our own, see rowwise_adagrad.py and group.py.
+    # Ours, see rowwise_adagrad.py and group.py.
     "RowWiseAdagrad": _rowwise_adagrad,
     "GroupAdam": _group_adam,
     "GroupAMSGrad": _group_adam,
@@ -114,17 +114,17 @@ _KERAS_SETTINGS = {
 
 
 def num_batches(optimizer: Any) -> int:
-    """Returns of how many batches each step of an optimizer is: 1 of any but Keras 3."""
+    """Returns the number of batches per step; 1 except with Keras 3."""
     return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
 
 
 def batch_counter(optimizer: Any) -> Any:
-    """Returns the variable that counts batches; `iterations` is how many steps these are."""
+    """Returns the variable that counts batches; `iterations` counts steps."""
     return optimizer.iterations if num_batches(optimizer) == 1 else optimizer.variables[0]
 
 
 def counts_batches(optimizer: Any) -> bool:
-    """Whether `iterations` counts batches, not steps: before Keras 3.5, where it is a property."""
+    """Whether `iterations` counts batches, not steps: until it became a property in Keras 3.5."""
     return not isinstance(getattr(type(optimizer), "iterations", None), property)
 
 
@@ -132,10 +132,10 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     rate = optimizer._learning_rate
     if hasattr(rate, "assign") or not callable(rate):
         return rate
-    # A schedule takes the step; Keras 3 also allows a plain function of nothing.
+    # A schedule takes the step; Keras 3 also allows a plain function without arguments.
     if not any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__):
         return rate()
-    if num_batches(optimizer) > 1:  # as Keras has it
+    if num_batches(optimizer) > 1:  # as in Keras
         iterations = batch_counter(optimizer)
     return rate(tf.convert_to_tensor(iterations))
 
@@ -147,7 +147,7 @@ def _make(
     numbers: Mapping[str, float],
     followed: Collection[str],
 ) -> Any:
-    copy = made_anew(optimizer, config, {"learning_rate": learning_rate}, followed)
+    copy = clone_optimizer(optimizer, config, {"learning_rate": learning_rate}, followed)
     if hasattr(getattr(copy, "_learning_rate", None), "assign"):
         copy.learning_rate = learning_rate
     return copy
@@ -165,7 +165,7 @@ def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> Non
 
 
 def apply_of_keras(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
-    """Has a copy of any optimizer of Keras take a step, the first of which has number 1."""
+    """Takes a step of a copy of a Keras optimizer; the first has number 1."""
     copy.iterations.assign(step - 1)
     copy.apply_gradients(pairs)
 
@@ -186,9 +186,9 @@ KERAS3 = Family(
 
 
 def tf_variable(rows: Any, name: str) -> tf.Variable:
-    """Returns a variable that a copy of an optimizer can update, but one of Keras 3."""
+    """Returns a variable for a copy of an optimizer, except of Keras 3."""
     return tf.Variable(rows, name=name)
 
 
-# The optimizers of tf_keras that are not its legacy ones.
+# The optimizers of tf_keras except its legacy ones.
 TF_KERAS = replace(KERAS3, name="tf_keras", variable=tf_variable)

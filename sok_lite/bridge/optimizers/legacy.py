@@ -5,17 +5,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.clones import config_of, made_anew
+from sok_lite.bridge.optimizers.clones import clone_optimizer, config_of
 from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.bridge.optimizers.keras3 import apply_of_keras, tf_variable
 from sok_lite.engine import optimizers as rules
 
 
 def _hyper(optimizer: Any, name: str) -> Any:
-    """Returns a setting: its variable, or the number where the optimizer has made none yet.
+    """Returns a setting: its variable, or a number if the optimizer has not made one yet.
 
-    Its own `_get_hyper` would make the variables: one that is only looked at in eager mode could
-    then take no step in a graph.
+    `_get_hyper` would create it: an optimizer inspected in eager mode could not step in a graph.
     """
     value = optimizer._hyper[name]
     return value() if callable(value) and not _is_schedule(value) else value
@@ -30,7 +29,7 @@ def _hypers(optimizer: Any, *names: str) -> dict[str, Any]:
 
 
 def _moments(o: Any) -> dict[str, Any]:
-    """Returns what Adam and its like have."""
+    """Returns the numbers of Adam and similar optimizers."""
     return _hypers(o, "beta_1", "beta_2") | {"epsilon": o.epsilon}
 
 
@@ -99,7 +98,7 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     if _is_schedule(rate):
         rate = rate(tf.cast(iterations, tf.float32))
     rate = tf.cast(rate, tf.float32)
-    # Nadam's is that of its momentum.
+    # Nadam's is the decay of its momentum.
     if optimizer._initial_decay > 0.0 and not _is_nadam(optimizer):
         decay = tf.cast(optimizer._initial_decay, tf.float32)
         rate = rate / (1.0 + decay * tf.cast(iterations, tf.float32))
@@ -131,8 +130,8 @@ def _make(
 ) -> Any:
     changes: dict[str, Any] = {"learning_rate": learning_rate}
     if not _is_nadam(optimizer):
-        changes |= {"decay": 0.0, "initial_decay": 0.0}  # is in the learning rate
-    copy = made_anew(optimizer, config, changes, followed)
+        changes |= {"decay": 0.0, "initial_decay": 0.0}  # part of the learning rate
+    copy = clone_optimizer(optimizer, config, changes, followed)
     copy._hyper.update({**numbers, "learning_rate": learning_rate})
     return copy
 

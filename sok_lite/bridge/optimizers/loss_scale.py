@@ -1,8 +1,8 @@
-"""Optimizers that scale the loss, and skip a step where a gradient is not finite.
+"""Optimizers that scale the loss, and skip steps with non-finite gradients.
 
-Whether a step is skipped is decided over the gradients of all variables on all ranks; the optimizer
-itself sees those of dense variables alone. Where it is to skip they become NaN, and it does the
-rest: it leaves its variables as they are and lowers its scale.
+The decision to skip is over the gradients of all variables on all ranks; the optimizer itself sees
+only dense gradients. To skip, these become NaN, and the optimizer does the rest: it keeps its
+variables and lowers its scale.
 """
 
 from collections.abc import Iterable
@@ -21,10 +21,7 @@ _ROOTS = {"keras", "tf_keras"}
 class LossScale(NamedTuple):
     """How an optimizer that scales the loss treats gradients.
 
-    Attributes:
-      unscale: what it divides them by; None: it does not, the program has done so.
-      skips: whether it skips steps.
-      counts_skipped: whether a step that it skips counts as one.
+    `unscale` is their divisor; None: the program has unscaled them.
     """
 
     unscale: Any
@@ -40,17 +37,14 @@ def scales_loss(optimizer: Any) -> bool:
 
 
 def inner_of(optimizer: Any) -> Any:
-    """Returns what a LossScaleOptimizer wraps; any other optimizer as it is."""
+    """Returns the optimizer in a LossScaleOptimizer; any other optimizer unchanged."""
     return optimizer.inner_optimizer if scales_loss(optimizer) else optimizer
 
 
 def build(optimizer: Any, family: Family, variables: Iterable[Any]) -> None:
-    """Makes the scale of an optimizer of Keras 3, which else has it from its first step on only.
+    """Creates the scale variable of a Keras 3 optimizer, before its first step.
 
-    Before, it scales by a number. In a graph that would be a constant for good.
-
-    Args:
-      variables: the dense ones that it is to train.
+    Before, it scales by a number, which would be a constant in a graph.
     """
     if family is KERAS3 and scales_loss(optimizer) and not optimizer.built:
         with tf.init_scope():
@@ -58,11 +52,7 @@ def build(optimizer: Any, family: Family, variables: Iterable[Any]) -> None:
 
 
 def check_built(optimizer: Any) -> None:
-    """Raises where a graph would take a number for the scale.
-
-    Raises:
-      ValueError: a LossScaleOptimizer has no scale yet, in a graph.
-    """
+    """Raises ValueError if a graph would use a number for the scale."""
     if scales_loss(optimizer) and not optimizer.built and not tf.executing_eagerly():
         raise ValueError(
             "A LossScaleOptimizer of Keras 3 must be built before a tf.function scales a loss with "
@@ -74,14 +64,10 @@ def check_built(optimizer: Any) -> None:
 def loss_scale_of(
     optimizer: Any, family: Family, dense: Iterable[tuple[Any, Any]]
 ) -> LossScale | None:
-    """Returns what an optimizer does in this step; None: it does not scale the loss.
+    """Returns what an optimizer does in this step; None if it does not scale the loss.
 
-    Args:
-      dense: (gradient or None, variable), of the variables that are no dynamic tables.
-
-    Raises:
-      ValueError: it has no scale yet, in a graph.
-      NotImplementedError: there is no dense gradient that the optimizer would see a NaN in.
+    `dense` has all variables except dynamic tables. Raises ValueError if it has no scale yet, in a
+    graph, and NotImplementedError if no dense gradient could show it a NaN.
     """
     if not scales_loss(optimizer):
         return None

@@ -1,4 +1,4 @@
-"""The gradients of a loss as each family of optimizers takes them, and an optimizer's description.
+"""Gradients of a loss for each family of optimizers, and optimizer configs.
 
 Keras 3 has no `minimize`; the others have it, each with other arguments.
 """
@@ -32,22 +32,22 @@ def gradients_of(
     grad_loss: Any = None,
     **options: Any,
 ) -> Gradients:
-    """Returns the gradients that `apply_gradients` takes: as scaled as it expects them.
+    """Returns the gradients for `apply_gradients`, scaled as it expects.
 
     Args:
       optimizer: of the family.
-      loss: a function of nothing, or a tensor: of Keras one that `tape` has recorded, of
-        tf.compat.v1.train one of a graph.
-      var_list: the variables, or a function that gives them once the loss has been called; None:
-        all trainable ones, of tf.compat.v1.train alone.
-      tape: of Keras optimizers alone; has recorded, or is to record, the loss.
+      loss: a function without arguments, or a tensor, recorded by `tape` for Keras, in a graph for
+        tf.compat.v1.train.
+      var_list: the variables, or a function that returns them after the loss has been called; None:
+        all trainable ones, only with tf.compat.v1.train.
+      tape: only with Keras optimizers; has recorded, or records, the loss.
       grad_loss: gradient of the loss; None: ones.
-      options: further arguments of `compute_gradients` of tf.compat.v1.train.
+      options: further arguments of tf.compat.v1.train's `compute_gradients`.
 
     Raises:
       ValueError: a tensor without a tape, or no variables.
       TypeError: an argument that the family does not have.
-      NotImplementedError: there are several ranks and the optimizer is one of Horovod.
+      NotImplementedError: several ranks with an optimizer of Horovod.
     """
     if family is V1:
         if tape is not None:
@@ -92,11 +92,7 @@ def gradients_of(
 
 
 def scaled_loss(optimizer: Any, loss: Any) -> Any:
-    """Returns a loss as scaled as an optimizer wants it; itself where it does not scale.
-
-    Raises:
-      ValueError: a LossScaleOptimizer of Keras 3 has no scale yet, in a graph.
-    """
+    """Returns a loss scaled by its optimizer, if that scales; see `check_built`."""
     if hasattr(optimizer, "get_scaled_loss"):
         return optimizer.get_scaled_loss(loss)
     if not hasattr(optimizer, "scale_loss"):
@@ -106,11 +102,7 @@ def scaled_loss(optimizer: Any, loss: Any) -> Any:
 
 
 def check_any(gradients: Gradients) -> None:
-    """Raises if no variable has a gradient.
-
-    Raises:
-      ValueError: there is none: the loss depends on no variable.
-    """
+    """Raises ValueError if no variable has a gradient: the loss depends on none."""
     if all(grad is None for grad, _ in gradients):
         names = [variable.name for _, variable in gradients]
         raise ValueError(
@@ -120,18 +112,12 @@ def check_any(gradients: Gradients) -> None:
 
 
 def check_trained(gradients: Gradients, family: Family | None = None) -> None:
-    """Raises if a step would train nothing, and warns of what it leaves out, in Keras' words.
+    """Raises ValueError if a step would train nothing; warns, in Keras' words, of what it skips.
 
-    Args:
-      gradients: of tables and dense variables.
-      family: of the optimizer, which says itself of dense variables that some have no gradient.
-        None: there is none.
-
-    Raises:
-      ValueError: no variable has a gradient, or there is no variable.
+    `family` is of the optimizer, which warns of dense variables itself; None: there is none.
     """
     if not gradients and family in (TF_KERAS, LEGACY):
-        return  # whose optimizers then take no step, as a program may want
+        return  # their optimizers then do nothing, as a program may want
     if not gradients:
         raise ValueError(
             "`grads_and_vars` must have a (gradient, variable) pair. Received: none. A model of "
@@ -148,10 +134,8 @@ def check_trained(gradients: Gradients, family: Family | None = None) -> None:
 def warn_of_untrained(gradients: Gradients, family: Family | None) -> None:
     """Warns of variables without a gradient, in Keras' words.
 
-    Args:
-      gradients: of tables and dense variables.
-      family: of the optimizer, which warns itself of dense variables where any of them has a
-        gradient. Those of TF1 leave all out without a word. None: there is none.
+    `family` is of the optimizer, which warns of dense variables itself if any has a gradient; TF1's
+    never warn. None: there is none.
     """
     if family is V1:
         return
@@ -173,20 +157,17 @@ def warn_of_untrained(gradients: Gradients, family: Family | None) -> None:
 
 
 def _of_tensorflow(variable: Any) -> Any:
-    """Returns what a tape knows a variable by: of a Keras variable, its tf.Variable."""
+    """Returns the tf.Variable of a Keras variable, which tapes know; others unchanged."""
     value = getattr(variable, "value", None)
     return value if isinstance(value, tf.Variable) else variable
 
 
-# ---- descriptions --------------------------------------------------------------------------------
+# ---- configs
+# ---------------------------------------------------------------------------------------
 
 
 def config_of(optimizer: Any, family: Family) -> dict[str, Any]:
-    """Returns what `optimizer_of` makes the same optimizer of, without its states.
-
-    Raises:
-      NotImplementedError: optimizers of tf.compat.v1.train have no description.
-    """
+    """Returns a config for `optimizer_of`, without states; NotImplementedError for TF1's."""
     if family is V1:
         raise NotImplementedError(
             f"{type(optimizer).__name__} of tf.compat.v1.train has no get_config(): make it and "
@@ -196,12 +177,7 @@ def config_of(optimizer: Any, family: Family) -> dict[str, Any]:
 
 
 def optimizer_of(config: Mapping[str, Any], custom_objects: Any = None) -> Any:
-    """Returns a new optimizer of what `config_of` gave.
-
-    Args:
-      config: of `config_of`.
-      custom_objects: name -> class or function of one's own, as of Keras.
-    """
+    """Returns a new optimizer from `config_of`'s config; custom objects as in Keras."""
     options = {} if config["family"] == KERAS3.name else {"use_legacy_optimizer": False}
     make: Callable[..., Any] = _module(config["family"]).deserialize
     return make(config["optimizer"], custom_objects=custom_objects, **options)

@@ -1,18 +1,18 @@
-"""Optimizers as they come train tables: no program wraps one, no program calls anything.
+"""Plain optimizers train tables: programs need no wrapper and no extra call.
 
-The public methods of TensorFlow's and Keras' optimizers that update variables look whether one of
-these is a table that they train (`is_trained_by`). If none is, the original runs. If one is, a
-wrapped optimizer takes the step of tables and dense variables together, the dense ones by the
-original; it belongs to the optimizer, one for eager mode and one for each graph.
+The public methods of TensorFlow's and Keras' optimizers that update variables check for tables that
+the optimizer trains (`is_trained_by`). Without any, the original runs. With one, a wrapped
+optimizer takes the step of tables and dense variables together, dense ones by the original; it
+belongs to the optimizer, one for eager mode and one per graph.
 
-Most tables are trained by any optimizer. Those of an API whose programs say which optimizers train
-tables are trained by these alone: the API names itself in them by `train_for`.
+Most tables are trained by any optimizer. Tables of an API whose programs declare their optimizers
+are trained only by these: the API names itself in them by `train_for`.
 
 Steps are counted where their number matters: by the optimizer's own counter with Keras; with Adam
-and its like of tf.compat.v1.train by a variable "sok_iterations", a global one of a TF1 graph as
-Adam's powers of beta are. So initializers and savers know it, a graph without the step has none,
-and with any other optimizer a graph has the variables that it has without tables. Steps that have a
-table count; one that the same optimizer takes of dense variables alone is none of them.
+and similar ones of tf.compat.v1.train by a variable "sok_iterations", global in a TF1 graph like
+Adam's powers of beta. So initializers and savers know it, a graph without the step lacks it, and
+with any other optimizer a graph has the same variables as without tables. Only steps with a table
+count, not dense steps of the same optimizer.
 """
 
 import inspect
@@ -44,19 +44,19 @@ from sok_lite.bridge.optimizers.settings import NotForRowsError, family_of, sett
 from sok_lite.bridge.optimizers.slots import begin
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 
-# In what Keras saves of how a model was compiled: the options of the wrapped optimizer, and under
-# `_SAVED_APIS` what each API has said of it.
+# Keys in Keras' saved compile config: the options of the wrapped optimizer, and in them what each
+# API declared.
 _SAVED, _SAVED_APIS = "sok_lite", "apis"
 
 _do_train = False
-# By the name of an API, the function that tells it of a loaded optimizer.
+# API name -> function that declares a loaded optimizer again.
 _apis: dict[str, Callable[..., Any]] = {}
-# What was saved of an optimizer, while its model is compiled again.
+# The saved declarations of an optimizer, while its model is compiled again.
 _of_thread = threading.local()
 
 
 def patch_optimizers() -> None:
-    """Has all optimizers train tables that ask for it, those of a Keras imported later too."""
+    """Makes all optimizers train tables that ask for it, also those of a Keras imported later."""
     global _do_train
     if not _do_train:
         _wrap_pairs(tf.compat.v1.train.Optimizer)
@@ -65,28 +65,19 @@ def patch_optimizers() -> None:
 
 
 def know_api(api: str, again: Callable[..., Any]) -> None:
-    """Makes an API known whose programs say which optimizers train its tables.
+    """Registers an API whose programs declare the optimizers of its tables.
 
-    Args:
-      api: its name.
-      again: does to an optimizer that Keras has loaded what a program has done to the one that was
-        saved. It takes the optimizer, and by name the arguments of `train_for`.
+    `again` repeats a saved declaration for an optimizer that Keras has loaded. It takes the
+    optimizer, and by name the arguments of `train_for`.
     """
     _apis[api] = again
 
 
 def train_for(api: str, optimizer: Any, **said: Any) -> None:
-    """Has an optimizer train the tables of an API that is known.
+    """Makes an optimizer train the tables of a registered API.
 
-    Args:
-      api: its name.
-      optimizer: of any family.
-      **said: what a program has said; it is saved with a model that is compiled with the optimizer.
-
-    Raises:
-      TypeError: not an optimizer.
-      NotImplementedError: its step means nothing for rows, or it has a setting which could not act
-        on them.
+    The declaration `said` is saved with a model compiled with the optimizer. Raises TypeError for
+    other objects, NotImplementedError if its step has no meaning for rows, or a setting no effect.
     """
     inner, family = inner_of(optimizer), family_of(optimizer)
     settings = settings_of(inner, family_of(inner))
@@ -98,13 +89,9 @@ def train_for(api: str, optimizer: Any, **said: Any) -> None:
 
 
 def train_alone(optimizer: Any, what: str) -> None:
-    """Has an optimizer of Keras train tables within the steps of another.
+    """Makes a Keras optimizer train tables, named by `what`, within the steps of another.
 
-    Args:
-      what: it trains, for errors.
-
-    Raises:
-      TypeError, NotImplementedError: it cannot train rows, or not within the steps of another.
+    Raises TypeError or NotImplementedError if it cannot.
     """
     for is_so, why in (
         (scales_loss(optimizer), "is a LossScaleOptimizer"),
@@ -126,7 +113,7 @@ def train_alone(optimizer: Any, what: str) -> None:
 
 
 def trains_for(api: str, optimizer: Any) -> bool:
-    """Whether an optimizer went through `train_for`."""
+    """Whether `train_for` was called for an optimizer."""
     return api in getattr(inner_of(optimizer), "__dict__", {}).get(APIS, {})
 
 
@@ -144,7 +131,7 @@ def _wrap_keras(name: str, package: Any) -> None:
     if name == "keras":
         return
     legacy = package.optimizers.legacy.Optimizer
-    # That around another optimizer has no public name for each of its kinds.
+    # Subclasses of LossScaleOptimizer have no public names.
     around = [
         cls
         for cls in (*base.__subclasses__(), *legacy.__subclasses__())
@@ -154,11 +141,11 @@ def _wrap_keras(name: str, package: Any) -> None:
         _wrap_pairs(cls)
 
 
-# ---- around methods of optimizers and models -----------------------------------------------------
+# ---- wrapped methods of optimizers and models ----------------------------------------------------
 
 
 def _wrap_class(cls: type, family: Family) -> None:
-    """Has a class of optimizers train tables, one of a program's own too."""
+    """Makes a class of optimizers train tables, also a program's own."""
     if family is not KERAS3:
         _wrap_pairs(cls)
     if family in (KERAS3, TF_KERAS):
@@ -166,14 +153,14 @@ def _wrap_class(cls: type, family: Family) -> None:
 
 
 def _wrap_of_keras(cls: type, package: str) -> None:
-    """Has a class of optimizers of a Keras make no dense states of tables, and of Keras 3 train."""
+    """Makes a Keras optimizer class skip dense states of tables and, in Keras 3, train them."""
     hooks.around(cls, "build", _building)
-    if package == "keras":  # whose `apply_gradients` comes to `apply`, with lists
+    if package == "keras":  # `apply_gradients` calls `apply`, with lists
         _train(hooks.around(cls, "apply", _applying_lists))
 
 
 def _wrap_pairs(cls: Any) -> None:
-    """Has a class of optimizers, which takes pairs, train tables."""
+    """Makes a class of optimizers, which takes pairs, train tables."""
     if hooks.owner_of(cls, "apply_gradients") is not None:
         names = tuple(inspect.signature(cls.apply_gradients).parameters)[2:]
         _train(hooks.around(cls, "apply_gradients", _applying_pairs, names))
@@ -187,10 +174,10 @@ def _train(owner: type | None) -> None:
 def _applying_pairs(
     names: Sequence[str], call: Any, self: Any, /, grads_and_vars: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if is_stepping(self):  # a method of a program's own calls that of its base class
+    if is_stepping(self):  # a program's own method calls that of its base class
         return call(self, grads_and_vars, *args, **kwargs)
     if not isinstance(grads_and_vars, (list, tuple)):
-        grads_and_vars = list(grads_and_vars)  # it may be gone when it was looked at
+        grads_and_vars = list(grads_and_vars)  # an iterator would be used up by the check
     refuse_others(self, grads_and_vars)
     with step_of(self):
         if not (counts_all(self) or any(is_ours(pair[-1], self) for pair in grads_and_vars)):
@@ -203,11 +190,11 @@ def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any =
     def dense_step(optimizer: Any, dense: Any) -> Any:
         return call(optimizer, *map(list, zip(*dense, strict=True)))
 
-    if is_stepping(self):  # a method of a program's own calls that of its base class
+    if is_stepping(self):  # a program's own method calls that of its base class
         return call(self, grads, trainable_variables)
     if trainable_variables is None:
         built_for = vars(self).get(held.BUILT_FOR, ())
-        if len(grads) == len(built_for):  # else they are of dense variables alone
+        if len(grads) == len(built_for):  # else they are only of dense variables
             trainable_variables = [each() for each in built_for]
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
@@ -224,7 +211,7 @@ def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any =
 
 
 def _building(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Makes no dense states for tables, where Keras makes those of all weights of a model."""
+    """Builds no dense states for tables when Keras builds those of all weights of a model."""
     (variables,) = args or kwargs.values()
     listed = list(variables)
     dense = [variable for variable in listed if not is_ours(variable, self)]
@@ -235,7 +222,7 @@ def _building(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Compiles a model with a wrapped optimizer, and with a class of a program's own."""
+    """Compiles a model with a wrapped optimizer, or with a program's own class."""
     if args:
         args = (_as_keras_knows(args[0]), *args[1:])
     elif "optimizer" in kwargs:
@@ -243,7 +230,7 @@ def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any)
     passed = args[0] if args else kwargs.get("optimizer")
     apis, _of_thread.apis = getattr(_of_thread, "apis", {}), {}
     for api, said in apis.items():
-        if api in _apis:  # else nothing of it has been imported, and the model has no table of it
+        if api in _apis:  # else its package was not imported, and the model has no table of it
             _apis[api](passed, **said)
     done = call(self, *args, **kwargs)
     optimizer = getattr(self, "optimizer", None)
@@ -253,7 +240,7 @@ def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any)
 
 
 def _with_options(call: Any, self: Any) -> Any:
-    """Has what programs said of an optimizer be in what Keras saves of a model."""
+    """Adds the options and declarations of an optimizer to Keras' saved config."""
     config = call(self)
     optimizer = getattr(self, "optimizer", None)
     if optimizer is None or not config:
@@ -268,7 +255,7 @@ def _with_options(call: Any, self: Any) -> Any:
 def _taking_options(call: Any, self: Any, config: Any) -> Any:
     config = dict(config)
     options = dict(config.pop(_SAVED, {}))
-    # A model is looked at when it is compiled, whether its optimizer trains its tables.
+    # Compiling checks whether a model's optimizer trains its tables.
     _of_thread.apis = options.pop(_SAVED_APIS, {})
     try:
         done = call(self, config)
@@ -280,7 +267,7 @@ def _taking_options(call: Any, self: Any, config: Any) -> Any:
 
 
 def _making_steps(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Has the scale of a loss be a variable before a step is traced that has it."""
+    """Creates the variable of a loss scale before tracing a step that uses it."""
     optimizer, weights = self.optimizer, self.trainable_variables
     if scales_loss(optimizer) and any(is_ours(each, optimizer) for each in weights):
         build(optimizer, KERAS3, [each for each in weights if not is_ours(each, optimizer)])
@@ -288,7 +275,7 @@ def _making_steps(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_keras_knows(optimizer: Any) -> Any:
-    """Returns the optimizer in a wrapped one, which steps on tables as the wrapped one would."""
+    """Returns the optimizer in a wrapper, with the wrapper's options for its steps on tables."""
     if not isinstance(optimizer, WrappedOptimizer):
         return optimizer
     inner = optimizer.optimizer

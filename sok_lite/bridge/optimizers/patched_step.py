@@ -1,4 +1,4 @@
-"""A step of a patched optimizer, with tables among its variables; patched.py wraps methods."""
+"""A step of a patched optimizer with tables among its variables; patched.py wraps methods."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.held import names_of
 from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.accumulation import accumulates
-from sok_lite.bridge.optimizers.all_ranks import averaged, summed
+from sok_lite.bridge.optimizers.all_ranks import average_over_ranks, sum_over_ranks
 from sok_lite.bridge.optimizers.keras3 import KERAS3, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.minimize import check_any, warn_of_untrained
@@ -21,23 +21,23 @@ from sok_lite.bridge.optimizers.settings import NotForRowsError, family_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.variable import TableVariable
 
-# Attributes of optimizers. TensorFlow and Keras track what is set; these are put into the dict.
+# Attributes of optimizers, stored in the dict: TensorFlow and Keras track what is set.
 _STEPS = "_sok_lite_steps"
 OPTIONS = "_sok_lite_options"
 APIS = "_sok_lite_apis"
 
-_of_thread = threading.local()  # the optimizers that take a step
+_of_thread = threading.local()  # the optimizers that are taking a step
 
 
 def is_ours(variable: Any, optimizer: Any) -> bool:
-    """Whether an optimizer that is given a variable's gradient trains a table by it."""
+    """Whether an optimizer that gets a variable's gradient trains a table with it."""
     return isinstance(variable, TableVariable) and (
         variable.trained_by_patched or variable.is_trained_by(optimizer)
     )
 
 
 def refuse_others(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raises NotImplementedError for the gradient of a table that asks for other optimizers."""
+    """Raises NotImplementedError for a gradient of a table that needs other optimizers."""
     for grad, variable in pairs:
         if grad is None or not isinstance(variable, TableVariable):
             continue
@@ -50,13 +50,13 @@ def refuse_others(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def is_stepping(optimizer: Any) -> bool:
-    """Whether this thread is in a step of an optimizer already."""
+    """Whether this thread is already in a step of an optimizer."""
     return id(optimizer) in getattr(_of_thread, "stepping", ())
 
 
 @contextmanager
 def step_of(optimizer: Any) -> Iterator[None]:
-    """Within it this thread is in a step of an optimizer."""
+    """A `with` block in which this thread is in a step of an optimizer."""
     outer: frozenset[int] = getattr(_of_thread, "stepping", frozenset())
     _of_thread.stepping = outer | {id(optimizer)}
     try:
@@ -66,29 +66,29 @@ def step_of(optimizer: Any) -> Iterator[None]:
 
 
 def counts_all(optimizer: Any) -> bool:
-    """Whether a step of dense variables alone counts as one of tables: TFRA's of TF1 does."""
+    """Whether a purely dense step counts as one of tables: TFRA's of TF1 does."""
     return bool(vars(optimizer).get(APIS)) and family_of(optimizer) is V1
 
 
 def over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns the gradients of the step that all ranks take, where they take one together."""
+    """Returns gradients reduced over ranks, if all ranks take the step together."""
     if other_ranks() is None:
         return pairs
     how = vars(optimizer).get(OVER_RANKS)
     tables = [variable for _, variable in pairs if isinstance(variable, TableVariable)]
     if how == "mean" or any(variable.averages_over_ranks for variable in tables):
-        return averaged(pairs)
-    return summed(pairs) if how == "sum" else pairs
+        return average_over_ranks(pairs)
+    return sum_over_ranks(pairs) if how == "sum" else pairs
 
 
 def take_step(
     optimizer: Any, pairs: Iterable[tuple[Any, Any]], dense_step: DenseStep, options: dict[str, Any]
 ) -> Any:
-    """Takes a step of which tables are a part."""
+    """Takes a step with tables."""
     pairs = list(pairs)
     dense = [pair for pair in pairs if not is_ours(pair[1], optimizer)]
     if all(grad is None for grad, _ in pairs):
-        if family_of(optimizer) is not V1:  # it would make states for the tables before
+        if family_of(optimizer) is not V1:  # else it would first create states for the tables
             check_any(pairs)
         return dense_step(optimizer, pairs, **options)
     warn_of_untrained(pairs, family_of(optimizer))
@@ -102,7 +102,7 @@ def take_step(
     ]
     more = vars(inner_of(optimizer)).get(OPTIONS, {})
     steps = _steps_of(optimizer, dense_step, more)
-    pairs, of_others = _apart(optimizer, pairs)
+    pairs, of_others = _split_by_optimizer(optimizer, pairs)
     if of_others:
         options = dict(options)
         options["beside"] = [
@@ -122,13 +122,12 @@ def _steps_of(optimizer: Any, dense_step: DenseStep, options: dict[str, Any]) ->
     return steps
 
 
-def _apart(
+def _split_by_optimizer(
     optimizer: Any, pairs: list[tuple[Any, Any]]
 ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, list[tuple[Any, Any]]]]]:
-    """Returns the pairs that an optimizer trains, and those of each other that a table has.
+    """Returns the pairs that an optimizer trains, and those of each other optimizer of a table.
 
-    Raises:
-      NotImplementedError: there are such, and the optimizer is not one beside which they can be.
+    Raises NotImplementedError if this optimizer does not support others.
     """
     its, of_others = [], dict[int, tuple[Any, list[tuple[Any, Any]]]]()
     for grad, variable in pairs:
@@ -149,7 +148,7 @@ def _apart(
 
 
 def _dense_step_of(optimizer: Any) -> DenseStep:
-    """Returns the step of an optimizer's class, which comes not here again."""
+    """Returns the step of an optimizer's class without our wrapper."""
     if family_of(optimizer) is not KERAS3:
         return hooks.original_of(type(optimizer), "apply_gradients")
     apply = hooks.original_of(type(optimizer), "apply")
@@ -157,7 +156,7 @@ def _dense_step_of(optimizer: Any) -> DenseStep:
 
 
 def _tell_trained(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:
-    """Tells tables of the keys that were trained, those that want to know; returns the step."""
+    """Passes trained keys to tables that override `after_step`; returns the step."""
     trained: dict[int, tuple[TableVariable, list[Any]]] = {}
     for grad, variable in ours:
         if type(variable).after_step is not TableVariable.after_step:

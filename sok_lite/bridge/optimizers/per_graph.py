@@ -1,7 +1,7 @@
-"""The steps of an optimizer that a program calls itself: in eager mode, and in each graph.
+"""The steps of an optimizer that a program calls: in eager mode, and in each graph.
 
-The program keeps its optimizer and knows no other object. What takes the steps of tables is made
-where the first step is, and belongs to the optimizer.
+The program knows only its optimizer. The object that takes steps of tables is made at the first
+step, and belongs to the optimizer.
 """
 
 import weakref
@@ -19,18 +19,12 @@ from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
 
-# Takes an optimizer, (gradient, dense variable) pairs and options by name; updates the variables.
+# Takes an optimizer, (gradient, dense variable) pairs and named options; updates the variables.
 DenseStep = Callable[..., Any]
 
 
 class PerGraphOptimizer(WrappedOptimizer):
-    """Steps of an optimizer whose own method comes here.
-
-    Args:
-      optimizer: of Keras 3, tf_keras or tf.compat.v1.train.
-      dense_step: updates dense variables, and does not come here again.
-      options: of `WrappedOptimizer`.
-    """
+    """Takes steps of an optimizer whose own method is wrapped; `dense_step` is the original one."""
 
     counts_with_optimizer = True
 
@@ -42,12 +36,12 @@ class PerGraphOptimizer(WrappedOptimizer):
         settings = super()._settings()
         if not isinstance(settings, FallbackStep):
             return settings
-        # What else a method of the optimizer's class does to gradients is done by now.
+        # Other work of the class's method on gradients is already done.
         apply = partial(_apply_copy, self._step_of_dense, self._family is not V1)
         return settings._replace(family=replace(self._family, apply=apply))
 
     def _first_step(self, inner: Any, settings: Settings | FallbackStep) -> int | None:
-        # Else a graph has the variables that it has without tables, and so have its checkpoints.
+        # Otherwise a graph, and its checkpoints, have the same variables as without tables.
         if self._family is V1 and (
             isinstance(settings, FallbackStep) or settings.rule.counts_steps
         ):
@@ -55,19 +49,19 @@ class PerGraphOptimizer(WrappedOptimizer):
         return None
 
     def show_states(self, variables: list[Any]) -> None:
-        """Makes the states of tables, so that a graph can read them before its first step."""
+        """Creates the states of tables, so that a graph can read them before its first step."""
         if not isinstance(self._settings(), FallbackStep):
             self._make_slots(variables)
 
     def _apply_dense(self, dense: Any, **options: Any) -> Any:
         if options.get("name") is not None:
-            # The whole step has the name: who runs an operation by it is to run all of the step.
+            # The name is that of the whole step: running the operation by name must run all of it.
             options["name"] += "_dense"
         return self._step_of_dense(self.optimizer, dense, **options)
 
 
 def _apply_copy(dense_step: DenseStep, counts: bool, copy: Any, pairs: Any, step: int) -> None:
-    """Has a copy of an optimizer take a step, the first of which has number 1."""
+    """Takes a step of a copy of an optimizer; the first has number 1."""
     if counts:
         copy.iterations.assign(step - 1)
     dense_step(copy, pairs)
@@ -75,13 +69,7 @@ def _apply_copy(dense_step: DenseStep, counts: bool, copy: Any, pairs: Any, step
 
 @unconverted
 class PerGraphSteps:
-    """The steps of an optimizer: one object for eager mode and one for each graph.
-
-    Args:
-      optimizer: the optimizer; it is not kept alive.
-      dense_step: updates dense variables, and does not come here again.
-      options: of `WrappedOptimizer`.
-    """
+    """The steps of an optimizer, not kept alive: one object for eager mode and each graph."""
 
     def __init__(self, optimizer: Any, dense_step: DenseStep, **options: Any) -> None:
         self._optimizer: Any = weakref.ref(optimizer)
@@ -96,7 +84,7 @@ class PerGraphSteps:
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer; None: it is gone."""
+        """The optimizer; None if it is gone."""
         return self._optimizer()
 
     def take(
@@ -108,13 +96,7 @@ class PerGraphSteps:
     ) -> Any:
         """Updates tables and dense variables with their gradients.
 
-        Args:
-          grads_and_vars: (gradient or None, variable) pairs.
-          global_step, name: of optimizers of tf.compat.v1.train.
-          options: further ones of the dense step.
-
-        Returns:
-          In a TF1 graph the operation; else what the dense step returns, or None.
+        Returns the operation in a TF1 graph; else what the dense step returns, or None.
         """
         pairs, here = list(grads_and_vars), self.here()
         if not tf.executing_eagerly():
@@ -132,11 +114,11 @@ class PerGraphSteps:
         before = list(train_ops)
         done = here.take(pairs, global_step, name, **options)
         if family_of(self.optimizer) is V1:
-            train_ops[:] = [*before, done]  # not the dense part alone
+            train_ops[:] = [*before, done]  # not only the dense part
         return done
 
     def here(self) -> PerGraphOptimizer:
-        """Returns what takes steps in this graph, or in eager mode; makes it where it is new."""
+        """Returns the object for steps in this graph, or in eager mode; makes it if new."""
         with tf.init_scope():
             if not tf.executing_eagerly():
                 graph = tf.compat.v1.get_default_graph()
@@ -146,7 +128,7 @@ class PerGraphSteps:
             if self._eager is None:
                 self._eager = self._make_step()
                 if self._eager.iterations is not None:
-                    # It has no counter of its own: a checkpoint of it is to have this one.
+                    # The optimizer has no counter of its own: its checkpoints include this one.
                     self.optimizer._track_trackable(
                         self._eager.iterations, "sok_iterations", overwrite=True
                     )

@@ -1,7 +1,6 @@
-"""Which update rule a TensorFlow or Keras optimizer stands for, and its hyper-parameters.
+"""The update rule of a TensorFlow or Keras optimizer, and its hyperparameters.
 
-Four families of optimizers bear the same names and keep their settings under different ones: each
-has a file of its own.
+Four families of optimizers share names but not names of settings; each has its own file.
 """
 
 from typing import Any
@@ -15,29 +14,19 @@ from sok_lite.bridge.optimizers.v1 import V1
 
 
 class NotForRowsError(NotImplementedError):
-    """The step of an optimizer means nothing for rows of tables.
-
-    Args:
-      optimizer: its class and family.
-      why: the step means nothing, and what to do.
-      rows: those that it was to update.
-    """
+    """The step of an optimizer has no meaning for rows of tables; `why` includes the advice."""
 
     def __init__(self, optimizer: str, why: str, rows: str = "rows of tables") -> None:
         super().__init__(f"{optimizer} cannot update {rows}: {why}.")
         self._optimizer, self._why = optimizer, why
 
     def of(self, tables: str) -> "NotForRowsError":
-        """Returns the error that names the tables, such as "table 'item'"."""
+        """Returns the error with the names of the tables, such as "table 'item'"."""
         return NotForRowsError(self._optimizer, self._why, f"rows of {tables}")
 
 
 def family_of(optimizer: Any) -> Family:
-    """Returns the family of an optimizer.
-
-    Raises:
-      TypeError: it is no optimizer of a known family.
-    """
+    """Returns the family of an optimizer, or raises TypeError."""
     modules = {(base.__module__.split(".")[0], base.__name__) for base in type(optimizer).__mro__}
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return V1
@@ -54,14 +43,10 @@ def family_of(optimizer: Any) -> Family:
 
 
 def settings_of(optimizer: Any, family: Family) -> Settings | FallbackStep:
-    """Returns the rule of an optimizer and its settings, the learning rate not included.
+    """Returns the rule of an optimizer and its settings, except the learning rate.
 
-    Returns:
-      Settings; an FallbackStep where no rule is known to do what the optimizer does.
-
-    Raises:
-      NotImplementedError: it does something to gradients or variables that cannot be done row by
-        row; NotForRowsError: as its whole class does.
+    A FallbackStep if no rule is known for it. Raises NotImplementedError for a setting that cannot
+    be applied row by row, NotForRowsError for such a class.
     """
     name = _class_name(optimizer, family)
     refuse_unsupported(optimizer)
@@ -82,7 +67,7 @@ _LIMITS = ("clipvalue", "clipnorm", "global_clipnorm")
 
 
 def _refuse_own_clipping(optimizer: Any) -> None:
-    """Raises where gradients of tables would be clipped in another way than an optimizer does."""
+    """Raises if an optimizer clips by code of its own, which tables could not follow."""
     clip = getattr(type(optimizer), "_clip_gradients", None)
     is_own = clip is not None and clip.__module__.split(".")[0] not in _FRAMEWORKS
     if is_own and any(getattr(optimizer, name, None) is not None for name in _LIMITS):
@@ -92,11 +77,11 @@ def _refuse_own_clipping(optimizer: Any) -> None:
         )
 
 
-# Where the classes are whose names the families know.
+# The packages whose class names the families know.
 _FRAMEWORKS = {"keras", "sok_lite", "tf_keras", "tensorflow"}
 _ROW_BY_ROW = "and a table changes row by row. Use Adam, or another that docs/optimizers.md lists"
 _SKIPS = "whether it skips a step is decided inside it. Wrap a LossScaleOptimizer of Keras itself"
-# What has no meaning for rows of tables.
+# Classes without a meaning for rows of tables.
 _NOT_FOR_ROWS = {
     "LossScaleOptimizer": _SKIPS,
     "MixedPrecisionLossScaleOptimizer": _SKIPS,
@@ -110,9 +95,9 @@ _NOT_FOR_ROWS = {
 
 
 def _class_name(optimizer: Any, family: Family) -> str | None:
-    """Returns the class name that names the rule; None: the optimizer takes its step itself.
+    """Returns the class name of the rule; None: the optimizer takes its step itself.
 
-    A subclass has the rule of its class if it changes nothing.
+    A subclass that changes nothing has the rule of its base class.
     """
     is_own = False
     for base in type(optimizer).__mro__:
@@ -137,7 +122,7 @@ def _class_name(optimizer: Any, family: Family) -> str | None:
     return None
 
 
-# What a class may have of its own, and its optimizers still take the steps of their base class.
+# Attributes that do not change the step of a subclass.
 _OF_ANY_CLASS = {"__init__", "get_config", "_abc_impl"}
 
 _UNSUPPORTED = {
@@ -147,7 +132,7 @@ _UNSUPPORTED = {
 
 
 def refuse_unsupported(optimizer: Any) -> None:
-    """Raises NotImplementedError for a setting that would silently not reach the rows."""
+    """Raises NotImplementedError for a setting that would silently not apply to rows."""
     for name, instead in _UNSUPPORTED.items():
         value = getattr(optimizer, name, None)
         if value:

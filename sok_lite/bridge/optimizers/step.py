@@ -1,4 +1,4 @@
-"""A step of an optimizer on tables: all of a call in one operation, and its place in the order."""
+"""A step of an optimizer on tables: one operation per call, and its order."""
 
 import itertools
 import weakref
@@ -36,13 +36,13 @@ Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
 @unconverted
 class RowOptimizer(tf.Module):
-    """The base of both optimizers: the operation, the counters, the states.
+    """Base of optimizers of tables: the operation, the counters, the states.
 
     Attributes:
-      iterations: int64 variable, number of steps so far; None where `first_step` is.
+      iterations: int64 variable, number of steps so far; None if `first_step` is.
       on_nonfinite: "allow" or "error".
-      stochastic_rounding: whether rows of 16 bits are rounded at random.
-      nonfinite: counts gradient rows with a NaN or an infinity.
+      stochastic_rounding: whether 16-bit rows are rounded stochastically.
+      nonfinite: counter of gradient rows with a NaN or an infinity.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RowOptimizer(tf.Module):
                 first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
             )
         self._lock = StepLock()
-        # The step that rows have taken and `iterations` may not know of; 0: it knows of all.
+        # The step that rows have taken and `iterations` may lack; 0: it has all.
         self._taken = TakenStep()
         self._eager_updates = EagerUpdates()
 
@@ -80,19 +80,19 @@ class RowOptimizer(tf.Module):
         self.nonfinite.count = count
 
     def _count_step(self, step: tf.Tensor) -> Any:
-        """Counts a step, now or as an operation of a graph."""
+        """Counts a step, eagerly or as an operation of a graph."""
         counted = None if self.iterations is None else self.iterations.assign(step)
         self._taken.step = 0
         return counted
 
     def _catch_up(self) -> None:
-        """Counts a step that was interrupted after its rows had moved, in eager mode."""
+        """Counts a step that was interrupted after its rows changed, in eager mode."""
         if tf.executing_eagerly() and self._taken.step:
             self._count_step(self._taken.step)
 
     @contextmanager
     def _locked(self, pairs: Pairs) -> Iterator[LockedStep]:
-        """Lets one step at a time go on, after what an interrupted one has left uncounted."""
+        """Serializes steps, after counting what an interrupted one left uncounted."""
         handles = [handle for _, variable in pairs for handle in variable.handles]
         with self._lock.hold(handles) as step:
             self._catch_up()
@@ -120,28 +120,29 @@ class RowOptimizer(tf.Module):
 
         Args:
           pairs: of tables; may be empty.
-          dense: pairs of dense variables, whose gradients are looked at before rows move.
-          settings: takes how many steps there were; gives the settings of the update and the
-            learning rate. Not asked without pairs.
+          dense: pairs of dense variables, whose gradients are checked before rows change.
+          settings: maps the number of past steps to the settings of the update and the learning
+            rate. Not called without pairs.
           dense_step: updates the dense variables; None: there are none.
-          optimizer: whose states the rows have.
-          count: steps so far, by the counter of whoever updates the dense variables; None: this
-            object's alone.
-          go: scalar tensor of booleans, whether rows are to move; None: they are. The dense step is
-            done in either case.
-          batches: of how many calls rows move by the mean of their gradients, in the last.
+          optimizer: owner of the rows' states.
+          count: past steps, by the counter of the dense variables' optimizer; None: only this
+            object's.
+          go: scalar bool tensor, whether rows change; None: they do. The dense step runs in either
+            case.
+          batches: number of calls over whose gradients rows step by the mean, in the last call.
           counts_skipped: whether a step without rows counts.
-          also: called when the step is counted; gives what else a graph then has to run.
+          also: called when the step is counted; returns what else a graph then has to run.
           name: of the operation of a TF1 graph.
 
         Returns:
-          In a TF1 graph, a branch or a loop of one the operation; else what `dense_step` returns.
+          In a TF1 graph, also in a branch or loop of one, the operation; else the result of
+          `dense_step`.
         """
         with self._locked(pairs) as locked:
             so_far = self.iterations if count is None else count
             if so_far is None:  # nothing in the step depends on its number
                 so_far = tf.constant(0, tf.int64)
-            # Read now: the counter of the dense variables goes on when they are updated.
+            # Read now: the dense step increments the counter.
             step = tf.cast(tf.convert_to_tensor(so_far), tf.int64) + 1
             update, done = None, None
             if pairs:
@@ -156,7 +157,7 @@ class RowOptimizer(tf.Module):
                 taken = step if go is None or counts_skipped else tf.where(go, step, step - 1)
                 counted = [self._count_step(taken), *also()]
             if count is not None and tf.inside_function():
-                locked.last.append(tf.convert_to_tensor(count))  # counted on by now
+                locked.last.append(tf.convert_to_tensor(count))  # incremented by now
             locked.last += operations(*counted, done)
         if tf.executing_eagerly() or isinstance(graph_of_function(), FuncGraph):
             return done
@@ -173,19 +174,12 @@ class RowOptimizer(tf.Module):
         go: Any,
         batches: int,
     ) -> tuple[Any, Any]:
-        """Updates the rows of all pairs in one operation, and the dense variables.
+        """Updates the rows of all pairs in one operation, and the dense variables; as `_step`.
 
-        Whichever part fails, the other has not begun: `EagerUpdate` says how. In a graph, where
-        that would be two operations, the rows go first.
-
-        Args:
-          optimizer: whose states the rows have.
-          dense_step: updates the dense variables.
-          go: scalar bool tensor, whether rows move; None: they do.
-          batches: of how many calls rows move by the mean of their gradients.
-
-        Returns:
-          The operation in a graph, and what `dense_step` returns.
+        If one part fails, the other has not begun: see `EagerUpdate`. In a graph, where these are
+        two
+        operations, the rows go first. Returns the operation in a graph, and the dense step's
+        result.
         """
         variables = [variable for _, variable in pairs]
         backend = variables[0].table.backend
@@ -214,7 +208,7 @@ class RowOptimizer(tf.Module):
         moves = go is None or bool(go)
         if not moves and batches == 1:
             return None, None if dense_step is None else dense_step()
-        plain = [  # variables of Keras before 3.5 are no numbers yet
+        plain = [  # variables of Keras before 3.5 have no __float__
             float(each if hasattr(each, "__float__") else tf.convert_to_tensor(each))
             for each in numbers
         ]
@@ -224,7 +218,7 @@ class RowOptimizer(tf.Module):
             return EagerUpdate(host, self._taken, backend, _name_of(variables))
 
         if isinstance(settings, Settings):
-            # Kept until the host has them, so that none gets the place of another.
+            # Kept until the host has them, so that no id is reused.
             references = [weakref.ref(each) for each in (*variables, optimizer) if each is not None]
             known_by = (
                 *(batches > 1, optimizer is None, *map(id, references)),
@@ -245,7 +239,7 @@ class RowOptimizer(tf.Module):
         variables: Sequence[TableVariable],
         keys: Sequence[tf.Tensor],
     ) -> StepHost:
-        """Returns the host half of an update; the arguments are those of `_update`."""
+        """Returns the host half of an update; arguments as in `_update`."""
         kind: type[StepHost] = RuleHost if isinstance(settings, Settings) else FallbackStepHost
         return kind(settings, self, optimizer, variables, keys)
 
@@ -258,14 +252,11 @@ tf.no_gradient("SokUpdate")
 
 
 def _run_in_graph(host: StepHost, batches: int, outputs: Outputs, arrays: list[Array]) -> None:
-    """Is what the operation of a graph calls; the last array is what `_on_host` gave.
-
-    Native code may do the next step of these settings.
-    """
+    """The callback of a graph's operation; the last array is from `_on_host`."""
     *gradients, bits = arrays
     told = bits.view(np.float64).tolist()
     if not told[1] and batches == 1:
-        return  # rows do not move
+        return  # rows do not change
     # TensorFlow's thread may be building a graph.
     with eager_mode() if host.runs_tensorflow else nullcontext():
         host.take(told, gradients, batches)
@@ -274,8 +265,8 @@ def _run_in_graph(host: StepHost, batches: int, outputs: Outputs, arrays: list[A
 
 
 def _on_host(numbers: Sequence[Any]) -> tf.Tensor:
-    """Returns numbers, tensors or not, as (n,) float64 of which Python reads the bits: int64."""
-    tensors = [  # of a Python number tf would make a float32
+    """Returns numbers as (n,) float64, as int64 bits for Python."""
+    tensors = [  # tf would convert a Python number to float32
         tf.constant(number, tf.float64)
         if isinstance(number, (int, float))
         else tf.convert_to_tensor(number)
@@ -287,7 +278,7 @@ def _on_host(numbers: Sequence[Any]) -> tf.Tensor:
 
 
 def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tuple[Any, Any]]]:
-    """Returns (dynamic pairs that have a gradient, dense pairs)."""
+    """Returns (pairs of dynamic tables that have a gradient, dense pairs)."""
     pairs, dense = [], []
     for grad, variable in grads_and_vars:
         if not isinstance(variable, TableVariable):

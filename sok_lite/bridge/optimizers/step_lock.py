@@ -1,4 +1,4 @@
-"""One optimizer step at a time, and what of its dense part can fail before its rows move."""
+"""One optimizer step at a time, and checks of its dense part before rows change."""
 
 import itertools
 import threading
@@ -12,7 +12,7 @@ import tensorflow as tf
 from sok_lite.bridge.host_call import at_place, in_order
 from sok_lite.bridge.tf_private import graphs_around, kept_by
 
-# One for all optimizers: TensorFlow starts a thread for each mutex and keeps it for good.
+# One for all optimizers: TensorFlow starts a thread per mutex and never stops it.
 _MUTEX = "sok_lite_optimizer_step"
 
 
@@ -20,7 +20,7 @@ class LockedStep:
     """A step that holds the lock.
 
     Attributes:
-      last: append what the step ends with, in a graph: the next step begins after it.
+      last: append the step's last operations, in a graph: the next step waits for them.
       end: the operation that releases the lock; None in eager mode. A TF1 graph must run it.
     """
 
@@ -30,14 +30,10 @@ class LockedStep:
 
 
 class StepLock:
-    """Lets the steps of an optimizer follow each other, whatever threads they come from.
-
-    Each then counts from where the one before it stopped. Eager steps wait for each other, and
-    those of graphs do.
-    """
+    """Serializes the steps of an optimizer over threads, eager ones and those of graphs."""
 
     def __init__(self) -> None:
-        # Not a Lock: a thread that an interrupt took out of a step can go on.
+        # Not a Lock: a thread whose step was interrupted may enter again.
         self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: Any) -> "StepLock":
@@ -45,11 +41,11 @@ class StepLock:
 
     @contextmanager
     def hold(self, handles: Sequence[tf.Tensor] = ()) -> Iterator[LockedStep]:
-        """Waits; what is made inside, in a graph, waits as well.
+        """Waits for the lock; in a graph, operations made inside wait too.
 
-        Args:
-          handles: resources of the tables that the step moves. The lock has its place among the
-            operations on these: a later step must not have it while it waits for an earlier one.
+        The lock is ordered with the operations on the step's tables, by their resources: a later
+        step
+        must not hold it while it waits for an earlier one.
         """
         step = LockedStep()
         if tf.executing_eagerly():
@@ -67,15 +63,10 @@ class StepLock:
 
 
 def dense_checks(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """Returns what must have run before rows move, so that the dense step after them cannot fail.
+    """Returns what must run before rows change, so that the dense step after them cannot fail.
 
-    That is every gradient, and the check of a shape that is not known before.
-
-    Args:
-      pairs: (gradient or None, dense variable).
-
-    Raises:
-      TypeError: a gradient is not of numbers.
+    That is every gradient, and a check of shapes that are not static. Raises TypeError if a
+    gradient is not numeric.
     """
     checks: list[Any] = []
     for grad, variable in pairs:
@@ -94,14 +85,14 @@ def dense_checks(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
             )
         checks.append(grad)
         expected = tf.TensorShape(variable.shape)[row_dims:]
-        # What is known now the optimizer itself refuses, while the graph is made.
+        # The optimizer itself checks static shapes, while the graph is made.
         if expected.is_fully_defined() and not grad.shape[row_dims:].is_fully_defined():
             checks.append(_shape_check(grad, row_dims, expected.as_list(), variable))
     return checks
 
 
 def _shape_check(grad: tf.Tensor, row_dims: int, expected: list[int], variable: Any) -> Any:
-    # Padded, so that shapes of other ranks differ as well.
+    # Padded, so that shapes of other ranks differ too.
     padding = [-1] * (len(expected) + 1)
     received = tf.shape(grad)[row_dims:]
     is_same = tf.equal(
@@ -113,7 +104,7 @@ def _shape_check(grad: tf.Tensor, row_dims: int, expected: list[int], variable: 
 
 
 def keep_alive(optimizer: Any) -> None:
-    """Keeps an optimizer, whose states rows have, as long as the graph that is being made."""
+    """Keeps an optimizer, the owner of rows' states, alive as long as the current graph."""
     with tf.init_scope():
         outermost = tf.compat.v1.get_default_graph() if tf.executing_eagerly() else None
     for graph in itertools.takewhile(lambda graph: graph is not outermost, graphs_around()):

@@ -1,4 +1,4 @@
-"""The optimizers of tf.compat.v1.train, whose settings are private: numbers, tensors, callables."""
+"""Optimizers of tf.compat.v1.train, whose settings are private: numbers, tensors, callables."""
 
 import copy as copying
 from collections.abc import Collection, Mapping, Sequence
@@ -27,9 +27,9 @@ def _momentum(o: Any) -> Settings:
 
 
 def _moments(o: Any) -> dict[str, Any]:
-    """Returns what Adam and its like have."""
+    """Returns the numbers of Adam and similar optimizers."""
     betas = _values(beta_1=o._beta1, beta_2=o._beta2)
-    # Its 1 - beta is that of float32.
+    # Its 1 - beta is computed in float32.
     numbers = {
         name: float(np.float32(v)) if isinstance(v, float) else v for name, v in betas.items()
     }
@@ -117,7 +117,7 @@ _V1_SETTINGS = {
     "ProximalGradientDescentOptimizer": _proximal_sgd,
     "ProximalAdagradOptimizer": _proximal_adagrad,
     "AdagradDAOptimizer": _adagrad_da,
-    # Of sok_lite.kv_variable.training.
+    # From sok_lite.kv_variable.training.
     "GroupAdamOptimizer": _group_adam,
     "RectifiedAdamOptimizer": _rectified_adam,
     "SparseGroupFtrlOptimizer": _sparse_group_ftrl,
@@ -129,7 +129,7 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
         return optimizer.learning_rate_after(0 if iterations is None else iterations)
     if hasattr(optimizer, "_lr"):
         return _value_of(optimizer._lr)
-    # One of a program's own may keep it elsewhere.
+    # A program's own class may keep it elsewhere.
     return _value_of(optimizer._learning_rate) if hasattr(optimizer, "_learning_rate") else None
 
 
@@ -146,7 +146,7 @@ def _numbers(optimizer: Any) -> dict[str, Any]:
         if name != _name_of_rate(optimizer)
         and (isinstance(value, tf.Variable) or tf.is_tensor(value))
         and value.shape.rank == 0
-        # Of another graph are those that a step of that graph has left.
+        # A step of another graph may have left some.
         and (isinstance(value, tf.Variable) or getattr(value, "graph", None) is here)
     }
 
@@ -160,7 +160,7 @@ def _make(
 ) -> Any:
     copy = copying.copy(optimizer)
     for name in [name for name in vars(copy) if name == "get_slot" or name.startswith("_sok_lite")]:
-        del vars(copy)[name]  # what is said of the optimizer, and what an API has put there
+        del vars(copy)[name]  # our attributes, and replacements by an API
     for name, value in vars(optimizer).items():
         if isinstance(value, (dict, list, set)):
             setattr(copy, name, copying.copy(value))
@@ -194,7 +194,7 @@ V1 = Family(
     make=_make,
     variable=tf_variable,
     build=_build,
-    # The method of its class: a copy has what a program has put in its place on the optimizer.
+    # The class's method: a program may have replaced it on the optimizer, and so on the copy.
     apply=lambda copy, pairs, step: type(copy).apply_gradients(copy, pairs),
     numbers=_numbers,
     name_of_slot=_name_of_slot,

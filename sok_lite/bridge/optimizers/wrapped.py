@@ -1,7 +1,7 @@
 """An optimizer of TensorFlow or Keras that steps on tables and dense variables together.
 
-The wrapped optimizer gives the hyper-parameters and updates the dense variables; rows of tables are
-updated by the engine's kernels, all of a call in one operation.
+The wrapped optimizer provides the hyperparameters and updates the dense variables; the engine's
+kernels update rows of tables, all of a call in one operation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ from sok_lite.bridge.optimizers.accumulation import (
     dense_part,
     is_last,
 )
-from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.fallback_step import carried_by
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
-from sok_lite.bridge.optimizers.gradients import changed
+from sok_lite.bridge.optimizers.grad_transforms import grad_transforms_of
+from sok_lite.bridge.optimizers.gradients import transform_grads
 from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
 from sok_lite.bridge.optimizers.minimize import check_any, check_trained, gradients_of
@@ -40,21 +40,21 @@ class Steps(Protocol):
 
 @unconverted
 class WrappedOptimizer(RowOptimizer):
-    """Has an optimizer update tables as well. The wrappers of all APIs are made of it.
+    """Makes an optimizer update tables too. Base of the wrappers of all APIs.
 
     Args:
       optimizer: of Keras 3, tf_keras or tf.compat.v1.train, or a LossScaleOptimizer around one.
-      on_nonfinite: of rows whose gradient has a NaN or an infinity. "allow": they are updated, and
-        counted. "error": the step raises before anything has changed.
+      on_nonfinite: for rows whose gradient has a NaN or an infinity. "allow": update and count
+        them. "error": raise before anything changes.
       stochastic_rounding: whether 16-bit rows are rounded up or down at random.
 
     Raises:
       TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
-      NotImplementedError: an optimizer whose step means nothing for rows, that cannot take its step
-        itself, or that has a setting which could not act on rows.
+      NotImplementedError: an optimizer whose step has no meaning for rows, that cannot take its
+        step itself, or that has a setting which could not act on rows.
     """
 
-    # Whether a step without dense variables counts in the optimizer's own counter, too.
+    # Whether a step without dense variables also counts in the optimizer's own counter.
     counts_with_optimizer = False
 
     def __init__(
@@ -63,7 +63,7 @@ class WrappedOptimizer(RowOptimizer):
         inner = inner_of(optimizer)
         self._family = family_of(inner)
         self.optimizer = optimizer
-        settings = self._settings()  # refuses what it cannot follow
+        settings = self._settings()  # raises for unsupported settings
         if isinstance(settings, FallbackStep):
             begin(settings, stochastic_rounding)
             self._carried = carried_by(inner)
@@ -72,7 +72,7 @@ class WrappedOptimizer(RowOptimizer):
         self._shown = Shown()
 
     def _first_step(self, inner: Any, settings: Settings | FallbackStep) -> int | None:
-        """Returns how many steps there were; None: this object need not count them."""
+        """Returns the number of past steps; None: this object need not count them."""
         iterations = self._family.iterations(inner)
         if iterations is None or not tf.executing_eagerly():
             return 0
@@ -86,27 +86,26 @@ class WrappedOptimizer(RowOptimizer):
     ) -> Any:
         """Updates variables with their gradients.
 
-        Nothing is communicated unless the optimizer clips norms or may skip a step: then every rank
-        must call it, with the same tables in the same order, and with dense gradients that are
-        equal on all ranks.
+        Communicates only if the optimizer clips norms or may skip a step: then every rank must call
+        it, with the same tables in the same order and equal dense gradients.
 
         Args:
-          grads_and_vars: (gradient, variable) pairs, of tables and dense variables mixed. Pairs
-            without a gradient (None) are left out, with the warning that Keras has for them. The
-            same key twice in a gradient is summed.
+          grads_and_vars: (gradient, variable) pairs of tables and dense variables. Pairs without a
+            gradient (None) are left out, with Keras' warning. Repeated keys in a gradient are
+            summed.
           global_step: incremented, with tf.compat.v1.train optimizers.
-          name: of the operation, where the wrapped optimizer takes one.
+          name: of the operation, if the wrapped optimizer accepts one.
 
         Returns:
           In a TF1 graph the operation; else what the wrapped optimizer returns, or None.
 
         Raises:
-          TypeError: the gradient of a table is no IndexedSlices.
-          NotImplementedError: a setting that came later could not act on rows.
+          TypeError: the gradient of a table is not an IndexedSlices.
+          NotImplementedError: a setting changed later could not act on rows.
           CommunicatorError: norms are clipped and a rank has died, or is in another call.
           ValueError: no variable has a gradient, or `on_nonfinite` is "error" and one is not
             finite.
-          RuntimeError: the wrapper was made in eager mode and this is a graph of TF1, or the like.
+          RuntimeError: the wrapper was made in eager mode and this is a TF1 graph, or vice versa.
         """
         pairs = list(grads_and_vars)
         check_trained(pairs, self._family)
@@ -121,12 +120,11 @@ class WrappedOptimizer(RowOptimizer):
         beside: Sequence[tuple["Steps", Pairs]] = (),
         **options: Any,
     ) -> Any:
-        """Does what `apply_gradients` does, with further options for the dense variables.
+        """As `apply_gradients`, with further options for the dense variables.
 
-        Args:
-          go: scalar of booleans, whether rows are to move; None: they are.
-          beside: pairs of tables that other optimizers train, and their steps: taken in this one,
-            and skipped where it is.
+        `go` is a scalar bool tensor, whether rows change; `beside` has steps of other optimizers
+        and
+        the pairs of their tables, taken or skipped with this one.
         """
         refuse_unsupported(self._inner)
         grads_and_vars = list(grads_and_vars)
@@ -142,7 +140,7 @@ class WrappedOptimizer(RowOptimizer):
         loss_scale = loss_scale_of(self.optimizer, self._family, dense)
         self._refuse_step(pairs, loss_scale)
         others = [pair for _, its in beside for pair in its]
-        pairs, dense, others, skips = changed(
+        pairs, dense, others, skips = transform_grads(
             self._inner, self._family, pairs, dense, loss_scale, others
         )
         go = is_counted = skips if go is None else go
@@ -159,7 +157,7 @@ class WrappedOptimizer(RowOptimizer):
             rate = self._family.learning_rate(self._inner, count)
             settings = self._settings()
             if isinstance(settings, FallbackStep):
-                self._carried = carried_by(self._inner)  # not that of what this is a copy of
+                self._carried = carried_by(self._inner)  # not that of the original of this copy
             self._show_slots(settings, [variable for _, variable in pairs])
             return settings, 0.0 if rate is None else rate
 
@@ -182,10 +180,7 @@ class WrappedOptimizer(RowOptimizer):
         )
 
     def _refuse_elsewhere(self) -> None:
-        """Raises where the counter is of another graph, or of eager mode, of which it is for good.
-
-        TensorFlow would say that an EagerTensor is captured without building a function.
-        """
+        """Raises if the counter belongs to another graph, or to eager mode."""
         if self.iterations is None:
             return
         with tf.init_scope():
@@ -201,7 +196,7 @@ class WrappedOptimizer(RowOptimizer):
             )
 
     def _refuse_step(self, pairs: Pairs, loss_scale: Any) -> None:
-        """Raises for a step that tables of kinds which take steps apart cannot take."""
+        """Raises for a step that tables with their own kind of steps do not support."""
         apart = [var.table for _, var in pairs if var.table.step_type is not None]
         if not apart:
             return
@@ -212,13 +207,13 @@ class WrappedOptimizer(RowOptimizer):
             why = "a LossScaleOptimizer skips steps of all tables together"
         elif num_batches(self._inner) > 1:
             why = "gradients of several batches are added up in rows of this process"
-        elif changes_of(self._inner, self._family).limit is not None:
+        elif grad_transforms_of(self._inner, self._family).limit is not None:
             why = "a norm is of the gradients of all workers, which do not wait for each other"
         if why is not None:
             apart[0].step_type.refuse(apart[0].name, why)
 
     def _refuse_others(self, variables: list[TableVariable]) -> None:
-        """Raises where a table has an optimizer of its own, and this is another."""
+        """Raises if a table has another optimizer of its own."""
         for variable in variables:
             if variable.own_optimizer is not None and variable.own_optimizer is not self._inner:
                 raise NotImplementedError(
@@ -248,7 +243,7 @@ class WrappedOptimizer(RowOptimizer):
         return self._apply_dense(dense, **options)
 
     def _apply_dense(self, dense: Any, **options: Any) -> Any:
-        """Has the wrapped optimizer update dense variables."""
+        """Updates dense variables by the wrapped optimizer."""
         with dense_part(self._inner):
             return self.optimizer.apply_gradients(dense, **options)
 
@@ -264,14 +259,14 @@ class WrappedOptimizer(RowOptimizer):
         """Returns (gradient, variable) pairs for `apply_gradients`; a gradient may be None.
 
         Args:
-          loss: a function of nothing, or a tensor: of Keras optimizers one that `tape` has
-            recorded, of tf.compat.v1.train one of a graph. It is scaled where the optimizer scales
-            it (`loss_scale_factor`).
-          var_list: the variables, tables and dense ones mixed, or a function that gives them; None:
-            all trainable ones, with optimizers of tf.compat.v1.train.
-          tape: with Keras optimizers; has recorded, or is to record, the loss.
+          loss: a function without arguments, or a tensor, recorded by `tape` for Keras optimizers,
+            in a graph for tf.compat.v1.train. Scaled if the optimizer scales it
+            (`loss_scale_factor`).
+          var_list: tables and dense variables, or a function that returns them; None: all trainable
+            ones, with tf.compat.v1.train.
+          tape: with Keras optimizers; has recorded, or records, the loss.
           grad_loss: gradient of the loss; None: ones.
-          options: further arguments of `compute_gradients` of tf.compat.v1.train, by name.
+          options: further arguments of tf.compat.v1.train's `compute_gradients`, by name.
 
         Raises:
           ValueError: a tensor without a tape, or no variables.
@@ -292,15 +287,16 @@ class WrappedOptimizer(RowOptimizer):
         name: str | None = None,
         **options: Any,
     ) -> Any:
-        """Updates variables so that a loss falls: `compute_gradients`, then `apply_gradients`.
+        """Minimizes a loss: `compute_gradients`, then `apply_gradients`.
 
         Args:
-          loss: a function of nothing, or a tensor that `tape`, or a graph of TF1, has recorded.
-          var_list: variables, or a function that gives them; None: all trainable ones, with
-            optimizers of tf.compat.v1.train.
-          tape, grad_loss: with Keras optimizers the tape of the loss; its gradient, None: ones.
+          loss: a function without arguments, or a tensor recorded by `tape` or in a TF1 graph.
+          var_list: variables, or a function that returns them; None: all trainable ones, with
+            tf.compat.v1.train.
+          tape, grad_loss: with Keras optimizers, the tape of the loss, and its gradient; None:
+            ones.
           global_step, name: of tf.compat.v1.train, for `apply_gradients`.
-          options: further arguments of `compute_gradients` of tf.compat.v1.train, by name.
+          options: further arguments of tf.compat.v1.train's `compute_gradients`, by name.
 
         Returns:
           What `apply_gradients` returns.
@@ -316,21 +312,21 @@ class WrappedOptimizer(RowOptimizer):
 
     @property
     def _inner(self) -> Any:
-        """The wrapped optimizer, but for a LossScaleOptimizer: that has one of its own."""
+        """The wrapped optimizer, or the one within a LossScaleOptimizer."""
         return inner_of(self.optimizer)
 
     def _settings(self) -> Settings | FallbackStep:
-        """Returns the settings of a step, or who takes it."""
+        """Returns the settings of a step, by a rule or by the optimizer itself."""
         return settings_of(self._inner, self._family)
 
     def _make_slots(self, variables: list[Any]) -> None:
-        """Makes the states of tables' rows now rather than in the first update."""
+        """Creates the states of tables' rows before the first update."""
         settings = self._settings()
         self._show_slots(settings, variables)
         create_slots(self._inner, settings, variables)
 
     def _show_slots(self, settings: Settings | FallbackStep, variables: list[Any]) -> None:
-        """Puts views of states where the wrapped optimizer has slots, once for each variable."""
+        """Adds views of states to the wrapped optimizer's slots, once per variable."""
         new = [variable for variable in variables if variable not in self._shown]
         if new:
             show_slots(self._inner, self._family, settings, new)

@@ -1,4 +1,4 @@
-"""A SavedModel, or a folder with a checkpoint, takes its place when all of it is written."""
+"""Atomic writes of a SavedModel or a folder with a checkpoint: it takes its place when complete."""
 
 import os
 import secrets
@@ -12,35 +12,25 @@ import tensorflow as tf
 from sok_lite.engine.files import beside
 from sok_lite.engine.local_path import is_address, local_path
 
-# What others look for comes last.
+# Files that readers look for, moved last.
 _LAST = (".index", "saved_model.pb")
-# What is as a whole of one SavedModel or of another.
+# The entries of a SavedModel, replaced together.
 _OF_ONE = ("assets", "saved_model.pb", "fingerprint.pb", "variables")
 
 
 def checked_folder(path: Any) -> str:
-    """Returns a folder of this machine, or an address of one.
-
-    Raises:
-      ValueError: it is empty, or an address that pathlib has cut.
-    """
+    """Returns a folder of this machine, or an address of one; raises ValueError if damaged."""
     path = os.fspath(path)
     return path if is_address(path) and not path.startswith("file:///") else local_path(path)
 
 
 @contextmanager
 def as_a_whole(path: Any) -> Iterator[str]:
-    """Gives a folder to write to, and puts what is there then in place of what is at another path.
+    """Yields a folder to write to, which then replaces the folder or address `path`.
 
-    If the work inside fails, what was there stays. On this machine a reader finds the old folder or
-    the new one. In a folder with other files, in one that cannot be moved, and in file systems of
-    TensorFlow, file after file takes its place, and `saved_model.pb` does last.
-
-    Args:
-      path: of a folder, or an address of one.
-
-    Raises:
-      ValueError: as `checked_folder` has it. OSError, tf.errors.OpError: it cannot be written.
+    If the block fails, the old content stays. On this machine a reader finds the old folder or the
+    new one. In a folder with other files, one that cannot be moved, and TensorFlow's file systems,
+    files are replaced one by one, `saved_model.pb` last. Raises OSError and tf.errors.OpError.
     """
     path = checked_folder(path)
     if is_address(path):
@@ -55,7 +45,7 @@ def as_a_whole(path: Any) -> Iterator[str]:
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
-    # A mounted folder cannot be moved, nor one whose place is another's.
+    # A mounted folder cannot be moved, nor one in a folder without write access.
     is_stuck = os.path.ismount(path) or not os.access(folder, os.W_OK)
     is_movable = not os.path.isdir(path) or not is_stuck
     with beside.scratch(folder if is_movable else path, name, path) as inside:
@@ -76,7 +66,7 @@ def _files_in(folder: str) -> list[PurePosixPath]:
 
 
 def _is_all_replaced(path: str, part: str) -> bool:
-    """Whether nothing of others is in a folder, which would go with it."""
+    """Whether a folder has no other files, which would be lost."""
     new = set(_files_in(part))
     return all(each in new or each.parts[0] in _OF_ONE for each in _files_in(path))
 

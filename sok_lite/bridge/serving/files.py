@@ -1,8 +1,8 @@
-"""The variables of an exported model as files, which are written while their values come.
+"""The variables of an exported model as files, written while their values are read.
 
-TensorFlow writes a variable that it holds whole. So the variables of tables hold nothing: pieces of
-their values go to files of their own, as the slices of a partitioned variable do, and become files
-of the model's checkpoint at the end. Whoever reads one gets the whole variable.
+TensorFlow writes only variables that it holds as a whole. So the variables of tables hold nothing:
+parts of their values go to separate files, like the slices of a partitioned variable, and are
+merged into the model's checkpoint at the end. Readers get whole variables.
 """
 
 import os
@@ -16,19 +16,14 @@ import tensorflow as tf
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.tf_private import eager_mode
 
-# Bytes of values that are held before they are written, and that one rank sends another.
+# Bytes of values held before they are written, and sent from one rank to another.
 PIECE_BYTES = 32 << 20
-# Of a large model one part in so many is held. Else it would have more files than a reader, which
-# has all of them open, may open: often 1,024.
+# Of a large model a 1/100 is held: a reader opens all files, and often may open only 1,024.
 _MOST_PARTS = 100
 
 
 class VariableFiles:
-    """Files beside a model that is being written.
-
-    Args:
-      folder: for them, not there yet, in the file system of the model.
-    """
+    """Files beside a model that is being written, in a new folder of its file system."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -39,12 +34,9 @@ class VariableFiles:
     def add(self, name: str, values: tf.Tensor, first: int, num_rows: int) -> None:
         """Writes rows of a variable, now or later.
 
-        Args:
-          name: of the variable, as the checkpoint has it.
-          values: (n, ...), eager; no two calls give one row.
-          first: number of the first row.
-          num_rows: of the whole variable. In parts it is of no float16 and no unsigned integers of
-            16 bits or more: TensorFlow puts these together for nobody.
+        `values` (n, ...) begin with row `first`; each row comes in one call only. In parts no
+        float16
+        and no unsigned integers of 16 bits or more: TensorFlow does not merge them.
         """
         part = ""
         if values.shape.rank and values.shape[0] < num_rows:
@@ -58,11 +50,7 @@ class VariableFiles:
             self._write()
 
     def merge_into(self, prefix: str) -> None:
-        """Makes them files of a checkpoint, which may have others of its own.
-
-        Raises:
-          tf.errors.OpError: they cannot be written.
-        """
+        """Merges them into a checkpoint, which may have its own files; raises tf.errors.OpError."""
         self._write()
         if not self._prefixes:  # a model without tables
             return
@@ -97,11 +85,7 @@ class VariableFiles:
 
 @contextmanager
 def beside(part: str | None) -> Iterator[VariableFiles | None]:
-    """Gives the files beside a model, which are gone at the end.
-
-    Args:
-      part: where the model is written; None: this rank writes none.
-    """
+    """Yields the files beside a model, removed at the end; None: this rank writes none."""
     if part is None:
         yield None
         return
@@ -114,16 +98,7 @@ def beside(part: str | None) -> Iterator[VariableFiles | None]:
 
 
 class WrittenVariable:
-    """A variable whose value is in files alone.
-
-    Args:
-      variable: of TensorFlow, of a known shape, (n, ...).
-      name: of it, in the checkpoint.
-      files: None: nothing is written.
-
-    Attributes:
-      variable: the same.
-    """
+    """A variable of static shape (n, ...) whose value is only in files; None: not written."""
 
     def __init__(self, variable: Any, name: str, files: VariableFiles | None) -> None:
         self.variable = variable
@@ -141,6 +116,6 @@ class WrittenVariable:
 
 
 def parts(num_rows: int, row_bytes: int) -> Iterator[slice]:
-    """Yields which rows are in each piece: of `PIECE_BYTES` at most, or one row."""
+    """Yields slices of rows of at most `PIECE_BYTES`, at least one row."""
     most = max(1, PIECE_BYTES // row_bytes)
     return (slice(first, first + most) for first in range(0, num_rows, most))

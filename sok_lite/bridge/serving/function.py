@@ -1,4 +1,4 @@
-"""`export_serving`: a function or model as a SavedModel that needs no sok_lite."""
+"""`export_serving`: a function or model as a SavedModel that runs without sok_lite."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,46 +33,45 @@ def export_serving(
     cutoff: float | None = None,
     quantize: str | None = None,
 ) -> None:
-    """Writes a SavedModel of plain TensorFlow operations, which gives the same without sok_lite.
+    """Writes a SavedModel of plain TensorFlow operations, which runs without sok_lite.
 
-    The function is traced once more. Its lookups become a search among sorted keys and a gather;
-    all else is as it is. What it gives is what a live lookup gives that inserts nothing. A key
-    without a row gives the initial value of its table where that is one row for all keys, zeros
-    where it is random or a lookup says `missing="zeros"`. Batches may have any size.
+    The function is traced again. Its lookups become a binary search among sorted keys and a gather;
+    everything else stays as it is. It returns what live lookups without insertion return. A key
+    without a row returns its table's initial value if that is one row for all keys; zeros if it is
+    random or a lookup says `missing="zeros"`. Batches may have any size.
 
-    `tf.saved_model.load(path)` gives what can be called as the function can, with its arguments;
-    TensorFlow Serving and TF1 find plain tensors by name in the signature "serving_default"; those
-    of a sparse or ragged argument end in "_values", "_row_splits" and the like. Nothing is filled
-    when it is loaded, and no operation is one that TensorFlow does not have.
+    `tf.saved_model.load(path)` returns an object that is called like the function, with the same
+    arguments; TensorFlow Serving and TF1 find plain tensors by name in the signature
+    "serving_default"; those of a sparse or ragged argument end in "_values", "_row_splits" and
+    similar. Loading fills no hash tables, and all operations are TensorFlow's own.
 
-    It is written beside `path` and takes its place when it is whole: the next load finds the old
-    model or the new one. Only a load that has begun before may find files of both, and fail: where
-    a server loads again and again by itself, give each model a folder of its own, as TensorFlow
-    Serving has it. Where a folder cannot be moved, for it is mounted, has files of others in it, or
-    is an address such as "gs://bucket/served", one file after the other takes its place,
-    `saved_model.pb` last.
+    It is written beside `path` and replaces it when complete: the next load finds the old model or
+    the new one. Only a load in progress may find files of both, and fail: if a server reloads by
+    itself, give each model its own folder, as TensorFlow Serving expects. A folder that cannot be
+    moved, because it is mounted, has other files in it, or is an address such as
+    "gs://bucket/served", is replaced file by file, `saved_model.pb` last.
 
-    Rows are read and written piece by piece. In a job of several ranks every rank must call it,
-    alike, and sends its rows to rank 0, which writes. `lookup_sparse` then finds the keys of all
-    ranks, a lookup in one rank's table those of rank 0.
+    Rows are read and written in pieces. With several ranks every rank must call it, with the same
+    arguments, and sends its rows to rank 0, which writes. `lookup_sparse` then finds the keys of
+    all ranks, a lookup in one rank's table those of rank 0.
 
     Args:
       model_or_fn: a tf.function, a function, a tf.Module with `__call__`, or a model of Keras 3 or
         tf_keras, which is called with training=False.
-      path: the folder to write, or an address that TensorFlow knows.
-      signature: what it takes: a tf.TensorSpec, a list of them by place, or a dict by argument;
-        RaggedTensorSpec, SparseTensorSpec and structures as well. None: the input_signature of a
+      path: the folder to write, or an address that TensorFlow supports.
+      signature: the arguments: a tf.TensorSpec, a list of them by position, or a dict by name; also
+        RaggedTensorSpec, SparseTensorSpec and structures. None: the input_signature of a
         tf.function, the inputs of a model.
-      cutoff: leaves out the keys of whose row every |element| < cutoff, such as 1e-20 for rows of
-        zeros. They give zeros then.
-      quantize: makes rows of floats smaller; None: as they are. "float16": an element is off by at
-        most 2**-11 of its size. "int8", with one scale a row: by 1/254 of the largest of its row.
+      cutoff: leaves out keys whose row has only |elements| < cutoff, such as 1e-20 for rows of
+        zeros. They then return zeros.
+      quantize: reduces the size of float rows; None: no change. "float16": an element is off by at
+        most 2**-11 of its size. "int8", with one scale per row: by 1/254 of the largest in its row.
 
     Raises:
       TypeError, ValueError: an argument that does not fit; rows that cannot be quantised; a cutoff
-        where missing keys do not give zeros.
-      NotImplementedError: the function does something else with a table than look rows up, or
-        calls Python in another way.
+        where missing keys do not return zeros.
+      NotImplementedError: the function does more with a table than look rows up, or calls Python in
+        another way.
       RuntimeError: in a graph, or another rank has failed.
 
     Examples:
@@ -105,17 +104,13 @@ def export_functions(
     quantize: str | None = None,
     options: Any = None,
 ) -> None:
-    """Does what `export_serving` does for several signatures.
+    """As `export_serving`, for several signatures.
 
     Args:
-      root: what has the variables that the functions read, as far as they are no tf.Variables.
-      path: the folder to write.
-      cutoff: leaves out the keys of whose row every |element| < cutoff; None: none.
-      quantize: "float16" or "int8": how rows of floats are made smaller; None: they are not.
-      functions: by the name of the signature a function and what it takes. The first is what the
-        loaded object does when it is called.
+      root: the owner of the variables that the functions read, unless these are tf.Variables.
+      functions: signature name -> (function, its arguments). Calling the loaded object calls the
+        first.
       ranks: those that call it, each within `ranks.together()`.
-      options: a tf.saved_model.SaveOptions.
     """
     check_cutoff(cutoff)
     check_quantize(quantize)
@@ -138,7 +133,7 @@ def export_functions(
                     variables += traced.variables
                     captured += [outside for outside, _ in traced.graph.captures]
                     if not hasattr(module, "__call__"):  # noqa: B004
-                        # As a tf.function TensorFlow would trace it once more where it saves.
+                        # TensorFlow would trace a tf.function again when it saves.
                         module.__call__ = traced
             of_tables = tables.variables
             resources = _captured_resources(root, captured, [*variables, *of_tables.values()])
@@ -149,15 +144,14 @@ def export_functions(
                 module.resources = resources
                 tf.saved_model.save(module, part, signatures, options)
                 files.merge_into(f"{part}/variables/variables")
-                write_fingerprint(part)  # of the variables as they are now
-        ranks.meet()  # what one rank alone knows to be wrong, none publishes
+                write_fingerprint(part)  # for the variables in their final files
+        ranks.meet()  # if one rank fails, none publishes
 
 
 def _captured_resources(root: Any, captured: list[Any], variables: list[Any]) -> list[Any]:
-    """Returns what functions read that is no variable, such as tables of words.
+    """Returns the resources except variables that functions read, such as lookup tables.
 
-    Raises:
-      NotImplementedError: nobody knows whose resource it is.
+    Raises NotImplementedError if the owner of a resource is unknown.
     """
     ids = {id(tensor) for tensor in captured if tensor.dtype == tf.resource}
     found = [each for each in resources_in(root) if id(each.resource_handle) in ids]
@@ -172,7 +166,7 @@ def _captured_resources(root: Any, captured: list[Any], variables: list[Any]) ->
 
 
 def _variable(name: str, shape: Sequence[int], dtype: tf.DType) -> tuple[Any, str]:
-    # TensorFlow saves an object with such a variable, and no value of it.
+    # TensorFlow saves such a variable without a value.
     variable = UninitializedVariable(trainable=False, name=name, shape=shape, dtype=dtype)
     return variable, f"{name}/.ATTRIBUTES/{WHOLE}"
 
@@ -184,7 +178,7 @@ def _value(variable: Any) -> tf.Tensor:
 def _by_name(
     served: Callable[..., Any], arguments: Signature, names: dict[str, tf.TensorSpec]
 ) -> Any:
-    """Returns the function of plain tensors by name."""
+    """Returns the function with plain tensors by name."""
 
     def serve(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         args, kwargs = arguments.packed(tensors)

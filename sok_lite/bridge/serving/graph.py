@@ -1,4 +1,4 @@
-"""`export_serving_graph`: a part of a graph of TF1 as a SavedModel that needs no sok_lite."""
+"""`export_serving_graph`: a part of a TF1 graph as a SavedModel that runs without sok_lite."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ from sok_lite.bridge.variable import TableVariable
 
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SCOPE = "sok_serving"
-# What an operation is put beside; it may be gone.
+# The operation with which one is colocated; it may be gone.
 _BESIDE = "_class"
 _INTO_A_LOOP = {"Enter", "RefEnter", "NextIteration", "RefNextIteration", "LoopCond"}
 _OUT_OF_A_LOOP = {"Exit", "RefExit"}
@@ -35,31 +35,30 @@ def export_serving_graph(
     cutoff: float | None = None,
     quantize: str | None = None,
 ) -> None:
-    """Writes what some tensors of a graph of TF1 are computed by, without sok_lite.
+    """Writes the part of a TF1 graph that computes some tensors, without sok_lite.
 
-    Of the graph it takes what the outputs need and the inputs do not give. Lookups in tables become
-    plain operations (`export_serving` says what they return); variables have the values that the
-    session has. `tf.compat.v1.saved_model.load`, `tf.saved_model.load` and TensorFlow
-    Serving open it. The session and its graph stay as they are.
+    It takes what the outputs need and the inputs do not provide. Lookups in tables become plain
+    operations (`export_serving` says what they return); variables have the session's values.
+    `tf.compat.v1.saved_model.load`, `tf.saved_model.load` and TensorFlow Serving can open it. The
+    session and its graph stay unchanged.
 
     Args:
-      session: a tf.compat.v1.Session, whose variables are initialised.
-      path: the folder to write, which must not be there yet, or be empty, or an address that
-        TensorFlow knows. What is written takes its place when it is whole, as by `export_serving`.
-      inputs: tensors by the names that the signature has: placeholders, or whatever is to be given.
-        A sparse or ragged one has several names there, which end in "_values", "_row_splits" and
-        the like.
-      outputs: tensors by name, the same.
-      cutoff: leaves out the keys of whose row every |element| < cutoff; None: none.
-      quantize: "float16" or "int8": how rows of floats are made smaller; None: they are not.
+      session: a tf.compat.v1.Session with initialised variables.
+      path: the folder to write, which must be missing or empty, or an address that TensorFlow
+        supports. It is replaced when complete, as by `export_serving`.
+      inputs: signature name -> tensor: placeholders or any others. A sparse or ragged one has
+        several names there, which end in "_values", "_row_splits" and similar.
+      outputs: tensors by name, likewise.
+      cutoff: leaves out keys whose row has only |elements| < cutoff; None: none.
+      quantize: "float16" or "int8": reduces the size of float rows; None: no change.
 
     Raises:
       TypeError, ValueError: an argument that does not fit; an output needs a placeholder that is
         not among the inputs.
-      FileExistsError: something is in the folder.
-      NotImplementedError: an output needs something that calls Python and is no lookup, or a lookup
-        in a loop or in a function.
-      RuntimeError and its like: another rank has failed; what it says has its number.
+      FileExistsError: the folder is not empty.
+      NotImplementedError: an output needs a call of Python other than a lookup, or a lookup in a
+        loop or in a function.
+      RuntimeError and similar: another rank has failed; the text has its number.
     """
     ranks = Ranks(job.other_ranks())
     with ranks.together():
@@ -76,16 +75,11 @@ def export_serving_graph(
             copy.serve(cutoff, quantize, ranks, files)
             if files is not None:
                 copy.write(part, files, inputs, outputs)
-            ranks.meet()  # what one rank alone knows to be wrong, none publishes
+            ranks.meet()  # if one rank fails, none publishes
 
 
 class _Copy:
-    """The parts of a graph that are written.
-
-    Args:
-      session: a tf.compat.v1.Session, whose variables are initialised.
-      inputs, outputs: tensors.
-    """
+    """The exported parts of the graph of a session with initialised variables."""
 
     def __init__(
         self, session: Any, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
@@ -93,8 +87,8 @@ class _Copy:
         self._session, self._graph = session, session.graph
         self._outputs = [tensor.name for tensor in outputs]
         self._nodes = Nodes(self._graph.as_graph_def())
-        self._scratch = tf.Graph()  # what comes in place of lookups, and all variables
-        # All that is made there is beneath it: the graph may have any other name.
+        self._scratch = tf.Graph()  # replacements of lookups, and all variables
+        # Scope of all that is made there: the graph may use any other name.
         self._scope = self._nodes.unused_scope(_SCOPE)
         self._values: dict[str, np.ndarray] = {}
         self._saved_names: dict[str, str] = {}
@@ -115,8 +109,7 @@ class _Copy:
         ranks: Ranks,
         files: VariableFiles | None,
     ) -> None:
-        """Puts plain operations in place of lookups, and variables with values in place of those of
-        the session."""
+        """Replaces lookups by plain operations, and the session's variables by ones with values."""
         read = self._session.run
         tables = ServedTables(self._variable, read, cutoff, quantize, ranks, files)
         waiting = lookups_of(self._graph)
@@ -142,7 +135,7 @@ class _Copy:
         outputs: Mapping[str, Any],
     ) -> None:
         """Writes the SavedModel."""
-        # Its collections make the variables again, of the nodes that have their names.
+        # Its collections recreate the variables from the nodes of the same names.
         meta = tf.compat.v1.train.export_meta_graph(graph=self._scratch, clear_devices=True)
         with self._scratch.as_default():
             protos = [each.to_proto() for each in tf.compat.v1.global_variables()]
@@ -156,7 +149,7 @@ class _Copy:
         with final.as_default(), tf.compat.v1.Session(graph=final) as session:
             tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
             variables = tf.compat.v1.global_variables()
-            # In the files variables have the names that they have in the session.
+            # In the files variables have the names of the session.
             names = self._saved_names
             saved = {names.get(each.op.name, each.op.name): each for each in variables}
             with eager_mode(), tf.device("CPU:0"):
@@ -208,7 +201,7 @@ class _Copy:
         is_resource: bool,
         declared: tf.TensorShape,
     ) -> Any:
-        """Makes a variable of the scratch graph, without its value."""
+        """Creates a variable of the scratch graph, without its value."""
         with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
             return tf.compat.v1.Variable(
                 tf.zeros(shape, dtype),
@@ -244,7 +237,7 @@ class _Copy:
             self._nodes.replace(name, made.op.name)
 
     def _initializers_of(self, needed: Mapping[str, Any]) -> list[str]:
-        """Returns the operations that fill the tables of words that an output needs."""
+        """Returns the operations that fill the lookup tables that an output needs."""
         collection = self._graph.get_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS)
         found = [op for op in collection if any(each.op.name in needed for each in op.inputs)]
         for op in found:
@@ -265,7 +258,7 @@ class _Copy:
             )
 
     def _infos(self, final: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns how a signature names what tensors of the session's graph have become."""
+        """Returns the signature's descriptions of tensors of the session's graph."""
         found = {
             part: final.get_tensor_by_name(self._nodes.resolved(tensor.name))
             for part, tensor in plain_parts(tensors.items()).items()
@@ -275,12 +268,7 @@ class _Copy:
 
 
 class _Saver(tf.compat.v1.train.Saver):
-    """Restores variables from a checkpoint as TensorFlow's does. What it saves is in files already.
-
-    Args:
-      variables: by the name in the checkpoint.
-      files: all their values.
-    """
+    """A saver that restores variables as TensorFlow's does; their values are already in files."""
 
     def __init__(self, variables: dict[str, Any], files: VariableFiles) -> None:
         super().__init__(variables)
@@ -317,18 +305,14 @@ def _check_tensors(graph: Any, tensors: Any, argument: str) -> None:
                     f"`{argument}` must be tensors of the session's graph. "
                     f"Received: {name}={leaf!r}."
                 )
-    plain_parts(tensors.items())  # no two have one name
+    plain_parts(tensors.items())  # raises for equal names
 
 
-# ---- graphs as lists of nodes: some tensors put in place of others, the rest cut off -------------
+# ---- graphs as lists of nodes: some tensors replaced, unused nodes dropped ----------------------
 
 
 class Nodes:
-    """The nodes of one graph or several, by name.
-
-    Args:
-      graph_def: of the first graph.
-    """
+    """The nodes of one or more graphs, by name."""
 
     def __init__(self, graph_def: Any) -> None:
         self._graph_def = graph_def
@@ -337,9 +321,9 @@ class Nodes:
         self._replaced: dict[str, str] = {}
 
     def unused_scope(self, name: str) -> str:
-        """Returns a name, this one if it can be, that no node has and none is beneath.
+        """Returns `name`, or one like it, that no node has and none is under.
 
-        Of names that differ in case alone, TensorFlow changes one.
+        Case is ignored: TensorFlow renames one of two names that differ only in case.
         """
         tops = {each.partition("/")[0].lower() for each in self._nodes}
         result, number = name, 0
@@ -349,11 +333,7 @@ class Nodes:
         return result
 
     def add(self, graph_def: Any) -> None:
-        """Takes the nodes of another graph, which may have grown since it was taken before.
-
-        Raises:
-          ValueError: a node of the first graph has the name of one of them.
-        """
+        """Adds the nodes of another graph, also after it has grown; ValueError for clashes."""
         added = {node.name: node for node in graph_def.node}
         both = sorted(self._of_first & added.keys())
         if both:
@@ -364,16 +344,16 @@ class Nodes:
         self._nodes |= added
 
     def replace(self, name: str, by: str) -> None:
-        """Has whoever takes one tensor take another, both by the names that tensors have."""
+        """Replaces a tensor by another in all nodes, both by name."""
         self._replaced[_edge(name)] = _edge(by)
 
     def resolved(self, name: str) -> str:
-        """Returns the name of the tensor that stands where one did."""
+        """Returns the name of a tensor's replacement, or its own."""
         edge = self._replacement(_edge(name))
         return edge if ":" in edge else f"{edge}:0"
 
     def is_in_a_loop(self, name: str) -> bool:
-        """Whether a tensor is computed within a loop of TF1's older kind."""
+        """Whether a tensor is computed within a TF1 loop."""
         seen: set[str] = set()
         waiting = [_node(name)]
         while waiting:
@@ -390,7 +370,7 @@ class Nodes:
     def needed(self, names: Iterable[str]) -> dict[str, Any]:
         """Returns copies of the nodes that some tensors or operations depend on, by name."""
         result: dict[str, Any] = {}
-        # What is left of an operation whose results are replaced, nothing waits for.
+        # Nothing waits for operations whose outputs are replaced.
         gone = {_node(edge) for edge in self._replaced}
         waiting = [_node(self.resolved(name)) for name in names]
         while waiting:
@@ -413,13 +393,13 @@ class Nodes:
         return result
 
     def used(self, names: Iterable[str]) -> set[str]:
-        """Returns the tensors that are taken where some are computed, these included."""
+        """Returns the given tensors and all tensors used to compute them."""
         names = [self.resolved(name) for name in names]
         nodes = self.needed(names).values()
         return {*names, *(self.resolved(edge) for node in nodes for edge in node.input)}
 
     def graph_def(self, names: Iterable[str]) -> Any:
-        """Returns the graph of what some tensors or operations depend on."""
+        """Returns the graph that some tensors or operations depend on."""
         result = tf.compat.v1.GraphDef()
         result.versions.CopyFrom(self._graph_def.versions)
         result.node.extend(self.needed(names).values())
@@ -435,7 +415,7 @@ class Nodes:
 
 
 def _called_functions(nodes: Iterable[Any], functions: Mapping[str, Any]) -> set[str]:
-    """Returns the functions that nodes call, and those that these do."""
+    """Returns the functions that nodes call, directly or not."""
     result: set[str] = set()
     waiting = [*_names_in(nodes)]
     while waiting:
@@ -455,7 +435,7 @@ def _names_in(nodes: Iterable[Any]) -> Iterator[str]:
 
 
 def _edge(name: str) -> str:
-    """Returns the name of a tensor as nodes have it: the first one is known by its node."""
+    """Returns a tensor's name as an input of nodes: that of output 0 is the node's."""
     return name.removesuffix(":0")
 
 
@@ -463,12 +443,12 @@ def _node(edge: str) -> str:
     return edge.removeprefix("^").partition(":")[0]
 
 
-# Operations whose function is in the process that built the graph, beside all of ours.
+# Operations whose function exists only in the process that built the graph, besides ours.
 _OF_PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless"}
 
 
 def check_plain(graph_def: Any) -> None:
-    """Raises NotImplementedError where a graph, or a function in it, calls Python."""
+    """Raises NotImplementedError if a graph, or a function in it, calls Python."""
     for where, nodes in _parts_of(graph_def):
         for node in nodes:
             if node.op in _OF_PYTHON or node.op.startswith("Sok"):

@@ -1,9 +1,9 @@
-"""The rows of a table of one rank or of all, in the order of an exported model, piece by piece.
+"""Rows of a table of one rank or all ranks, in the order of an exported model, in pieces.
 
-The order is that of the keys' products (tables.py). Each rank sorts its own keys and reads its own
-rows. A piece are the rows of a range of products, which all ranks agree on: it is read, sent to
-rank 0 and put in order there before the next one is read. So no rank holds more than a piece of
-rows beside its table, and rank 0 alone writes.
+They are ordered by the keys' products (tables.py). Each rank sorts its own keys and reads its own
+rows. A piece is the rows of a range of products, agreed by all ranks: it is read, sent to rank 0
+and sorted there before the next one is read. So no rank holds more than a piece of rows beside its
+table, and only rank 0 writes.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,30 +17,29 @@ from sok_lite.bridge.serving import files
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.engine.table import EmbeddingTable
 
-# The golden ratio as a fraction of 2**64, odd: neighboring keys get products far apart.
+# The golden ratio as an odd fraction of 2**64: neighboring keys get distant products.
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 LARGEST = np.iinfo(np.int64).max
 
-# Takes numbers of rows, (n,), and memory for them; gives the rows, there or elsewhere.
+# Takes row numbers, (n,), and memory for the rows; returns the rows, there or elsewhere.
 _Read = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def products_of(keys: np.ndarray) -> np.ndarray:
-    """Returns what keys are ordered by, (n,) int64, distinct where the keys, (n,) int64, are."""
+    """Returns the products that order keys, (n,) int64, distinct for distinct keys (n,) int64."""
     return (keys.view(np.uint64) * FACTOR).view(np.int64)
 
 
 class RowsInOrder:
-    """What is exported of a table. Every rank must make it and iterate, all alike.
+    """The exported rows of a table. Every rank must make it and iterate alike.
 
     Args:
-      table: which this thread has locked.
-      ranks: whose tables are one; None: this rank's is exported alone.
-      is_exported: False: nothing of this rank's.
-      cutoff: leaves out the keys of whose row every |element| is below it; None: none.
+      table: locked by this thread.
+      ranks: export the tables of all ranks as one; None: only this rank's table.
+      is_exported: False: export nothing of this rank.
 
     Attributes:
-      num_keys: of all ranks together; 0 on those that write nothing.
+      num_keys: of all ranks together; 0 on ranks that do not write.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class RowsInOrder:
         self.num_keys = num_keys if ranks is None or ranks.is_first else 0
 
     def products(self) -> Iterator[np.ndarray]:
-        """Yields all products, ascending, in pieces; nothing is in those of other ranks."""
+        """Yields all products, ascending, in pieces; empty ones on other ranks."""
         for part in self._parts(self._products.itemsize):
             products = self._products[part]
             if self._ranks is not None:
@@ -73,7 +72,7 @@ class RowsInOrder:
             yield products
 
     def pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (products (n,), their rows (n, dim) as they are stored), as `products` does."""
+        """Yields (products (n,), their rows (n, dim) as stored), like `products`."""
         row_bytes = int(np.prod(self._row_shape)) * self._dtype.itemsize
         for part in self._parts(row_bytes + self._products.itemsize):
             products, rows = self._products[part], self._rows(self._numbers[part])
@@ -85,9 +84,9 @@ class RowsInOrder:
             yield products, rows
 
     def _parts(self, item_bytes: int) -> Iterator[slice]:
-        """Yields which of this rank's keys are in each piece.
+        """Yields the slice of this rank's keys in each piece.
 
-        A piece ends where that rank's share of it does that comes first. The others' are smaller.
+        A piece ends at the smallest end among the ranks' full shares; the other shares are smaller.
         """
         num_ranks = 1 if self._ranks is None or self._ranks.comm is None else self._ranks.comm.size
         most = max(1, files.PIECE_BYTES // item_bytes // num_ranks)
@@ -117,11 +116,11 @@ class RowsInOrder:
 
 
 def _contents(table: Any) -> tuple[np.ndarray, np.ndarray, _Read]:
-    """Returns the keys of a table, (n,) int64, and numbers by which their rows are read."""
+    """Returns the keys of a table, (n,) int64, the numbers of their rows, and a reader of rows."""
     backend = table.backend
-    if table.var_type == "remote":  # its rows are nowhere in this process
+    if table.var_type == "remote":  # its rows are not in this process
         keys, rows = table.export()
-        numbers, read = np.arange(len(keys)), partial(_taken, backend.to_host(rows))
+        numbers, read = np.arange(len(keys)), partial(_take_rows, backend.to_host(rows))
     else:
         keys, numbers = table.export_rows()
         numbers, read = backend.to_host(numbers), partial(_read, table)
@@ -133,7 +132,7 @@ def _nothing() -> tuple[np.ndarray, np.ndarray, _Read]:
     return np.empty(0, np.int64), np.empty(0, np.uint32), lambda numbers, out: out
 
 
-def _taken(rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
+def _take_rows(rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
     return np.take(rows, numbers, axis=0, out=out, mode="clip")
 
 

@@ -1,7 +1,7 @@
-"""While a model is exported for serving, a lookup is built of plain operations of TensorFlow.
+"""Lookups as plain TensorFlow operations while a model is exported for serving.
 
-Whoever looks rows up for a program does so through `looked_up`, and says there how the rows are got
-without a call of Python. Everything else that would call Python raises while a model is exported.
+Every lookup goes through `dispatch_lookup`, with a version that does not call Python. All else
+that would call Python raises during an export.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,23 +14,17 @@ import tensorflow as tf
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.tf_private import kept_by
 
-# The `ServedTables` of the export that is tracing. Functions are traced in the thread that asks.
+# The `ServedTables` of the current export. Functions are traced in the calling thread.
 _tables: ContextVar[Any] = ContextVar("served_tables", default=None)
-# An attribute of TF1 graphs: the lookups that were built there, in their order.
+# Attribute of TF1 graphs: the lookups built there, in order.
 _LOOKUPS = "_sok_lite_lookups"
 
-# Takes the tables of an export and the inputs of a lookup; gives its outputs.
+# Takes the tables of an export and the inputs of a lookup; returns its outputs.
 Plain = Callable[..., Sequence[tf.Tensor]]
 
 
 class Lookup(NamedTuple):
-    """A lookup of a TF1 graph, as an export replaces it.
-
-    Attributes:
-      what: names it in errors.
-      inputs, outputs: tensors of the graph.
-      plain: makes like outputs of like inputs, of plain operations. It keeps no table.
-    """
+    """A lookup in a TF1 graph, to be replaced by `plain` operations, which hold no table."""
 
     what: str
     inputs: list[tf.Tensor]
@@ -39,28 +33,26 @@ class Lookup(NamedTuple):
 
 
 def exporting(tables: Any) -> AbstractContextManager[None]:
-    """A `with` block in which what is traced is for serving.
-
-    Args:
-      tables: the `ServedTables` that lookups read.
-    """
+    """A `with` block in which functions are traced for serving, with the `ServedTables`."""
     return set_within(_tables, tables)
 
 
 def is_exporting() -> bool:
-    """Whether what is traced now is for serving."""
+    """Whether the current trace is for serving."""
     return _tables.get() is not None
 
 
 def stand_in(handle: tf.Tensor) -> tf.Tensor:
-    """Returns a table's resource, in a graph that is exported another one: TensorFlow puts what a
-    lookup gives beside the resource, and a model for serving has no such table."""
+    """Returns a table's resource or, during an export, a substitute.
+
+    TensorFlow colocates a lookup's outputs with the resource, and a served model has no such table.
+    """
     tables = _tables.get()
     return handle if tables is None or tf.executing_eagerly() else tables.stand_in
 
 
 def refuse_while_exporting(what: str) -> None:
-    """Raises where a graph for serving would have a call of Python."""
+    """Raises if a graph for serving would call Python."""
     if is_exporting() and not tf.executing_eagerly():
         raise NotImplementedError(
             f"{what} cannot be exported for serving: only lookups are made plain operations of "
@@ -69,16 +61,12 @@ def refuse_while_exporting(what: str) -> None:
         )
 
 
-def looked_up(
+def dispatch_lookup(
     what: str, live: Callable[..., Sequence[Any]], plain: Plain, inputs: Sequence[tf.Tensor]
 ) -> Sequence[Any]:
-    """Returns the outputs of a lookup, of live tables or of those of an export.
+    """Returns the outputs of a lookup, in live tables or in those of an export.
 
-    Args:
-      what: names it in errors.
-      live: takes the inputs, and looks up in the tables of this process.
-      plain: does the same by plain operations, and keeps no table.
-      inputs: tensors.
+    `live` looks up in this process's tables; `plain` does so by plain operations, and holds none.
     """
     tables = _tables.get()
     if tables is not None:

@@ -1,4 +1,4 @@
-"""The kinds of models that are exported: a function, a tf.Module, or a model of Keras."""
+"""The kinds of exported models: a function, a tf.Module, or a Keras model."""
 
 import gc
 import inspect
@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras.called import called_with
+from sok_lite.bridge.keras.called import first_call_specs
 from sok_lite.bridge.serving.signature import Signature, checked_signature, names_by_place
 from sok_lite.bridge.tf_private import (
     CHILDREN,
@@ -19,12 +19,7 @@ from sok_lite.bridge.tf_private import (
 
 
 def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], Signature]:
-    """Returns the function that is served, and what it takes.
-
-    Raises:
-      TypeError: it cannot be called.
-      ValueError: nobody says what it takes.
-    """
+    """Returns the served function and its arguments; raises TypeError or ValueError."""
     if not callable(model_or_fn):
         raise TypeError(
             "`model_or_fn` must be a function, a tf.Module with __call__, or a model of Keras. "
@@ -50,27 +45,21 @@ def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], S
 
 
 def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., Any], Signature]]:
-    """Returns what a model of Keras is saved with, as `tf.saved_model.save` takes its `signatures`.
+    """Returns the signatures of a Keras model, from those of `tf.saved_model.save`.
 
-    Args:
-      model: what is served where there are none.
-      signatures: None, a tf.function with an input_signature, what get_concrete_function() of a
-        tf.function gave, or a dict of those by name.
-
-    Raises:
-      TypeError: a signature is nothing of that.
-      ValueError: there are none, and the model does not say what it takes; or nobody has the
-        tf.function of a concrete one any more.
+    None (the model is served), a tf.function with an input_signature, a concrete function of a
+    tf.function, or a dict of these by name. Raises TypeError for others, ValueError if the model's
+    inputs are unknown, or the tf.function of a concrete function is gone.
     """
     if signatures is None:
         function, _ = function_of(model, [])
         return {"serving_default": (function, _signature_of_model(model, "signatures"))}
     named = signatures if isinstance(signatures, Mapping) else {"serving_default": signatures}
-    return {name: _traced_again(name, function) for name, function in named.items()}
+    return {name: _to_retrace(name, function) for name, function in named.items()}
 
 
-def _traced_again(name: str, function: Any) -> tuple[Callable[..., Any], Signature]:
-    """Returns the function of a signature, which is traced anew where it is saved."""
+def _to_retrace(name: str, function: Any) -> tuple[Callable[..., Any], Signature]:
+    """Returns the function of a signature, to be traced again for saving."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         whole = _function_with(function)
         if whole is None:
@@ -89,10 +78,9 @@ def _traced_again(name: str, function: Any) -> tuple[Callable[..., Any], Signatu
 
 
 def _arguments_of(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Returns what a concrete function was made for, by place and by name: specs, and values.
+    """Returns the arguments of a concrete function, positional and by name: specs and values.
 
-    Of an object that is no tensor, such as a model, its `structured_input_signature` says nothing;
-    its type knows the object.
+    Its `structured_input_signature` lacks objects other than tensors; its type has them.
     """
     args, kwargs = concrete.structured_input_signature
     parameters = concrete.function_type.parameters
@@ -102,7 +90,7 @@ def _arguments_of(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
         return argument if is_known else parameter.type_constraint.placeholder_value(None)
 
     in_order = list(parameters.values())[: len(args)]
-    in_order += [None] * (len(args) - len(in_order))  # all of `*args` are one
+    in_order += [None] * (len(args) - len(in_order))  # `*args` are one parameter
     by_place = [known(*each) for each in zip(args, in_order, strict=True)]
     return by_place, {name: known(each, parameters.get(name)) for name, each in kwargs.items()}
 
@@ -110,16 +98,10 @@ def _arguments_of(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
 def _of_tensors(
     name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], Signature]:
-    """Returns a function of those arguments that are tensors, and what it takes.
+    """Returns a function of the tensor arguments only, and its signature.
 
-    Args:
-      name: of the signature.
-      function: what has all arguments.
-      args, kwargs: these, each a spec, a structure of specs, or a value of Python, such as the
-        model or a flag, with which the function is always called.
-
-    Raises:
-      TypeError: an argument has specs and values of Python in it.
+    The arguments are specs, structures of specs, or Python values, such as the model or a flag,
+    with which the function is always called. Raises TypeError if one mixes them.
     """
     names = names_by_place(function, len(args))
     places = [i for i, each in enumerate(args) if _has_specs(name, names[i], each)]
@@ -142,11 +124,7 @@ def _of_tensors(
 
 
 def _has_specs(name: str, argument_name: str, argument: Any) -> bool:
-    """Whether an argument of a signature's function is made of specs; else it has none.
-
-    Raises:
-      TypeError: it has some, and other values.
-    """
+    """Whether an argument of a signature's function consists of specs; TypeError if in part."""
     are_specs = [isinstance(each, tf.TypeSpec) for each in tf.nest.flatten(argument)]
     if any(are_specs) and not all(are_specs):
         raise TypeError(
@@ -157,7 +135,7 @@ def _has_specs(name: str, argument_name: str, argument: Any) -> bool:
 
 
 def _without_places(argument: Any) -> Any:
-    """Returns the specs of a structure without names, which TensorFlow has made of their places."""
+    """Returns the specs of a structure without the names that TensorFlow derives from positions."""
 
     def nameless(spec: Any) -> Any:
         is_plain = isinstance(spec, tf.TensorSpec)
@@ -167,10 +145,7 @@ def _without_places(argument: Any) -> Any:
 
 
 def _function_with(concrete: Any) -> Any:
-    """Returns the tf.function that a concrete one is of; None: it is gone.
-
-    A concrete one knows its graph alone, whose lookups ask the tables of this process.
-    """
+    """Returns the tf.function of a concrete one, whose graph uses live tables; None if gone."""
     kind = tf.types.experimental.PolymorphicFunction
     functions = [each for each in gc.get_objects() if issubclass(type(each), kind)]
     for each in functions:
@@ -180,10 +155,10 @@ def _function_with(concrete: Any) -> Any:
 
 
 def resources_in(root: Any) -> list[Any]:
-    """Returns what TensorFlow saves with a function, such as tables of words.
+    """Returns what TensorFlow saves with a function, such as lookup tables.
 
-    These have a resource of their own and are no variables. They are found in what a model tracks,
-    in the object that a method is of, and in what a function has from outside of it.
+    They have a resource and are not variables. They are found among a model's tracked objects, the
+    object of a method, and a function's closure and globals.
     """
     return [each for each in _reachable(root) if hasattr(type(each), "resource_handle")]
 
@@ -202,13 +177,13 @@ def _reachable(root: Any) -> Iterator[Any]:
             if not isinstance(each, tf.Variable):
                 waiting += children().values()
         if not inspect.isclass(each) and not inspect.ismodule(each):
-            waiting += _behind(each)
+            waiting += _references_of(each)
 
 
-def _behind(function: Any) -> list[Any]:
-    """Returns the objects that a function is of and those that it names."""
+def _references_of(function: Any) -> list[Any]:
+    """Returns the objects that a function belongs to or refers to."""
     if inspect.ismethod(function):
-        # The object of a tf.function's method is a stand-in, which has it as its `target`.
+        # The object of a tf.function's method is a stand-in with the real one as `target`.
         owner = function.__self__
         return [function.__func__, owner, getattr(owner, "target", None)]
     if inspect.isfunction(function):
@@ -230,10 +205,9 @@ def _is_keras_model(model: Any) -> bool:
 
 
 def _signature_of_model(model: Any, argument: str) -> Signature:
-    """Returns what a model says that it takes, or was called with first.
+    """Returns the declared inputs of a model, or those of its first call.
 
-    Args:
-      argument: what a program is to give where neither is known.
+    `argument` is named in the error if neither is known.
     """
     structures = (getattr(model, name, None) for name in INPUTS_OF_MODELS.values())
     inputs = next((each for each in structures if each is not None), None)
@@ -241,7 +215,7 @@ def _signature_of_model(model: Any, argument: str) -> Signature:
         inputs = getattr(model, "inputs", None)
         inputs = inputs[0] if isinstance(inputs, (list, tuple)) and len(inputs) == 1 else inputs
     if inputs is None:
-        called = called_with(model)
+        called = first_call_specs(model)
         if called is None:
             raise ValueError(
                 f"The model {model.name!r} does not say what it takes: it has no `inputs`, and was "

@@ -1,4 +1,4 @@
-"""Rows of keys combined row by row of a batch, with operations of TensorFlow alone."""
+"""Pooled rows of a batch, with plain TensorFlow operations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +7,17 @@ import tensorflow as tf
 
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.lookup_arguments import Argument, TableSpec
-from sok_lite.bridge.sparse_matrix import combined_segments
+from sok_lite.bridge.sparse_matrix import combine_segments
 from sok_lite.bridge.type_spec import alive
 
 
 def tensors_of(arguments: Sequence[Argument]) -> list[tf.Tensor]:
-    """Returns the tensors of the arguments of a lookup, in the order of `combined`."""
+    """Returns the tensors of a lookup's arguments, in the order of `look_up_served`."""
     every = [(a.keys, a.rows.places, a.rows.batch, a.weights) for a in arguments]
     return [tensor for some in every for tensor in some if tensor is not None]
 
 
-def combined(
+def look_up_served(
     served: Any,
     tables: Sequence[TableSpec],
     batches: Sequence[int | None],
@@ -25,15 +25,7 @@ def combined(
     of_all_ranks: bool,
     *tensors: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Returns what `look_up` gives, from what an exported model has.
-
-    Args:
-      served: the `ServedTables`.
-      tables, policy: of the lookup.
-      batches: static numbers of rows.
-      of_all_ranks: whether it is one in the tables of several ranks.
-      tensors: what `tensors_of` gave.
-    """
+    """Does `look_up` on `served`, the tables of an exported model, with `tensors_of`'s tensors."""
     stream = iter(tensors)
     outputs = []
     for spec, num_rows in zip(tables, batches, strict=True):
@@ -58,6 +50,6 @@ def combined(
             rows, _ = served.read(variable, keys, policy, of_all_ranks)
         result = tf.cast(rows, tf.float32)
         if spec.width != 1 or weights is not None:  # else each id is a row by itself
-            result = combined_segments(result, weights, segments, batch, spec.combiner)
+            result = combine_segments(result, weights, segments, batch, spec.combiner)
         outputs.append(tf.ensure_shape(tf.cast(result, spec.dtype), [num_rows, spec.dim]))
     return outputs

@@ -1,4 +1,4 @@
-"""`publish`: exported models in numbered folders, which servers pick up by themselves."""
+"""`publish`: exported models in numbered folders, which servers load by themselves."""
 
 import os
 import shutil
@@ -37,30 +37,30 @@ def publish(
 ) -> str:
     """Exports a model as the next version in a folder, for servers that serve the newest.
 
-    It writes what `export_serving` writes to `folder/N`, where N is above all numbers there: so
-    TensorFlow Serving finds it, whose `--model_base_path` the folder is. The version has its number
-    when all of it is written. Then the link `latest` leads to it, and older ones than the newest
-    `keep` are removed. Where anything fails or ends the process before, the folder has what it had,
-    and the next call removes what is left. `rollback` goes back to an older version.
+    It writes `export_serving`'s files to `folder/N`, with N above all numbers there, as TensorFlow
+    Serving expects in its `--model_base_path`. The version gets its number when complete. Then the
+    link `latest` is set to it, and all but the newest `keep` are removed. If anything fails or ends
+    the process before, the folder is unchanged, and the next call removes what is left. `rollback`
+    returns to an older version.
 
-    At an address, such as gs://bucket/models, a version has its number when its `saved_model.pb` is
-    there, which goes up last; there is no link `latest`.
+    At an address, such as gs://bucket/models, a version exists once its `saved_model.pb` is there,
+    which is uploaded last; there is no link `latest`.
 
-    In a job of several ranks every rank must call it, alike; rank 0 writes.
+    With several ranks every rank must call it, with the same arguments; rank 0 writes.
 
     Args:
-      model_or_fn, signature, cutoff, quantize: as of `export_serving`.
-      folder: made if missing; on this machine, mounted, or an address that fsspec knows, to which
-        one job publishes at a time.
-      keep: how many versions stay; None: all.
+      model_or_fn, signature, cutoff, quantize: as in `export_serving`.
+      folder: created if missing; on this machine, mounted, or an address that fsspec supports, to
+        which one job publishes at a time.
+      keep: number of versions to keep; None: all.
 
     Returns:
       The path of the version, on all ranks.
 
     Raises:
-      TypeError, ValueError, NotImplementedError, RuntimeError: as `export_serving`; or `keep` is no
-        number above 0, or there is no package for the address.
-      BlockingIOError: another process publishes there; of several ranks an OSError.
+      TypeError, ValueError, NotImplementedError, RuntimeError: as `export_serving`; or `keep` is
+        not a number above 0, or there is no package for the address.
+      BlockingIOError: another process publishes there; with several ranks an OSError.
       OSError: it cannot be written.
 
     Examples:
@@ -79,7 +79,7 @@ def publish(
             check_keep(keep)
             if is_in_store(folder):
                 store = Store(folder, "folder")
-            # What goes up is written here.
+            # The upload is written here.
             path = store.staging(0, 1) if store else os.path.abspath(local_path(folder, "folder"))
             if ranks.is_first:
                 if store is not None:
@@ -87,7 +87,7 @@ def publish(
                 os.makedirs(path, exist_ok=True)
                 locks.append(lock_versions(path, store.address if store else None))
                 check_latest(path)
-                if store is not None:  # what a killed process has left
+                if store is not None:  # left by a killed process
                     remove_all(path)
                 found = versions_in(path) if store is None else versions_at(store)
                 number = found.next
@@ -109,7 +109,7 @@ def publish(
 
 
 def _upload(version: str, store: Store, number: int) -> None:
-    """Brings a version to its address, and removes what is of it here."""
+    """Uploads a version to its address, and removes it here."""
     try:
         there = Store(joined(store.given, str(number)))
         folders = [each.name for each in os.scandir(version) if each.is_dir()]

@@ -1,7 +1,7 @@
 """Inputs and outputs of a served function, and the named plain tensors of its signature.
 
-TensorFlow Serving and TF1 know tensors by name only. A ragged or sparse argument is several of them
-there: `<name>_values` and `<name>_row_splits`, or `<name>_indices`, `<name>_values` and
+TensorFlow Serving and TF1 know tensors only by name. There, a ragged or sparse argument is several
+tensors: `<name>_values` and `<name>_row_splits`, or `<name>_indices`, `<name>_values` and
 `<name>_dense_shape`.
 """
 
@@ -17,29 +17,19 @@ _NO_WORD = re.compile(r"[^A-Za-z0-9_]+")
 
 
 class Signature(NamedTuple):
-    """The arguments of a function.
-
-    Attributes:
-      args: by place, each a spec or a structure of specs.
-      kwargs: by name, the same.
-      names: of what is given by place.
-    """
+    """The arguments of a function: specs or structures of specs; `names` of positional ones."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: list[str]
 
     def flat(self) -> dict[str, tf.TensorSpec]:
-        """Returns the specs of the plain tensors by name.
-
-        Raises:
-          ValueError: two have one name.
-        """
+        """Returns the specs of the plain tensors by name; raises ValueError for equal names."""
         parts = plain_parts(self._leaves())
         return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in parts.items()}
 
     def packed(self, tensors: Mapping[str, tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments that plain tensors by name stand for."""
+        """Returns the arguments from plain tensors by name."""
         flat = [tensors[name] for name in self.flat()]
         arguments = (self.args, dict(self.kwargs))
         return tf.nest.pack_sequence_as(arguments, flat, expand_composites=True)
@@ -51,15 +41,10 @@ class Signature(NamedTuple):
 
 
 def checked_signature(function: Callable[..., Any], signature: Any) -> Signature:
-    """Returns what a program means by the signature of a function.
+    """Returns the signature of a function from a program's description.
 
-    Args:
-      function: it names what is given by place.
-      signature: a spec, a list of specs or structures of them, by place, or a dict of these by
-        argument.
-
-    Raises:
-      TypeError: something in it is no spec.
+    A spec, a list of specs or structures of them, by position, or a dict of these by argument.
+    Raises TypeError if something in it is not a spec.
     """
     if isinstance(signature, Mapping):
         args, kwargs = (), {name: as_specs(spec) for name, spec in signature.items()}
@@ -84,10 +69,7 @@ def as_specs(structure: Any) -> Any:
 def named_leaves(name: str, structure: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Returns the leaves of a structure in the order of tf.nest, each with a name.
 
-    Args:
-      name: of the structure. A dict has keys instead, a list `<name>_0` and so on.
-      structure: see above.
-      prefix: what keys of dicts begin with; those within others begin with the name of that.
+    Items of a dict are named by keys, with a prefix, items of a list `<name>_0` and so on.
     """
     if isinstance(structure, Mapping):
         named = [(f"{prefix}{key}", structure[key]) for key in sorted(structure)]
@@ -100,10 +82,9 @@ def named_leaves(name: str, structure: Any, prefix: str = "") -> list[tuple[str,
 
 
 def plain_parts(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the plain tensors, or specs, of several with names: a ragged or sparse one has parts.
+    """Returns the plain tensors, or specs, of named ones; ragged and sparse ones have several.
 
-    Raises:
-      ValueError: two have one name.
+    Raises ValueError for equal names.
     """
     result: dict[str, Any] = {}
     for name, value in leaves:
@@ -131,11 +112,9 @@ def parts_of(name: str, value: Any) -> dict[str, Any]:
 
 
 def flat_outputs(outputs: Any) -> dict[str, tf.Tensor]:
-    """Returns what a function gives as plain tensors by name.
+    """Returns the outputs of a function as plain tensors by name.
 
-    Raises:
-      TypeError: it gives no tensors.
-      ValueError: two have one name.
+    Raises TypeError for other outputs, ValueError for equal names.
     """
     is_named = isinstance(outputs, Mapping)
     structure = outputs if is_named or isinstance(outputs, (list, tuple)) else [outputs]

@@ -1,10 +1,10 @@
-"""The tables of an exported model: what the live ones hold now, in variables that files hold.
+"""The tables of an exported model: a copy of the live ones, in variables stored in files.
 
-Rows are found by arrays alone. Keys are multiplied by an odd number, which no two keys share a
-product of, and sorted by it. How large a product is says which bucket it is in, and where in the
-sorted ones that begins; a search by halves among the few of the bucket finds the place. These are
-gathers and comparisons, which every processor and every format of models has; there is nothing to
-fill when a model is loaded, as a hash table has to be.
+Rows are found with arrays only. Keys are multiplied by an odd number, which maps distinct keys to
+distinct products, and sorted by product. The size of a product determines its bucket, and where
+that begins in the sorted order; a binary search among the few keys of the bucket finds the
+position. These are gathers and comparisons, which every processor and every model format has;
+unlike a hash table, nothing has to be filled when a model is loaded.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,29 +23,25 @@ from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.tensor import as_int64
 from sok_lite.engine.table.exclusive import alone
 
-# Takes a name, a shape and a dtype, and gives a variable of TensorFlow, and its name in a
-# checkpoint.
+# Takes a name, a shape and a dtype; returns a TensorFlow variable and its name in a checkpoint.
 NewVariable = Callable[[str, Sequence[int], tf.DType], tuple[Any, str]]
-# Takes the same, and gives a variable whose value is to be written.
+# Takes the same; returns a variable whose value is to be written.
 MakeVariable = Callable[[str, Sequence[int], tf.DType], Any]
 
-# Those that a float32 has: TensorFlow Lite neither shifts nor divides int64. Its rounding keeps the
-# order of products, so that those of one bucket lie together.
+# The precision of float32: TensorFlow Lite neither shifts nor divides int64. Rounding keeps the
+# order of products, so those of a bucket stay together.
 _MOST_BITS = 24
 
 _QUANTIZED = (None, "float16", "int8")
-# Scales below this are flushed to 0 by many processors.
+# Many processors flush scales below this to 0.
 _LEAST_SCALE = np.finfo(np.float32).tiny
 _STEPS = 127
 
 
 class _Served(NamedTuple):
-    """One table. Behind the rows of its keys are that of a missing key, and one of zeros.
+    """One table. After the rows of its keys come the row of a missing key and one of zeros.
 
-    Attributes:
-      live: the engine's table: as long as it is here no other has its id.
-      keys: where the row of each is.
-      rows: all of them.
+    `live`, the engine's table, is kept so that its id stays unique.
     """
 
     live: Any
@@ -54,18 +50,16 @@ class _Served(NamedTuple):
 
 
 class ServedTables:
-    """Copies that lookups read while a model is exported. A table is copied at its first lookup.
+    """Copies of tables that lookups read during an export, made at a table's first lookup.
 
     Args:
-      new_variable: makes the variables, which nothing is assigned to.
-      read_variable: gives the value of a static variable, a tensor or an array.
-      cutoff: keys of whose row every |element| is below it are left out; None: none.
-      quantize: "float16" or "int8": how rows of floats are made smaller; None: they are not.
-      ranks: those that export, alike: every rank makes the same lookups.
-      written: the files that the values go to; None: this rank writes none.
+      new_variable: makes the variables, which are never assigned.
+      read_variable: returns the value of a static variable, a tensor or an array.
+      ranks: those that export; every rank makes the same lookups.
+      written: the files for the values; None: this rank writes none.
 
     Attributes:
-      variables: all that were made, by the name that `new_variable` was given.
+      variables: all that were made, by the name passed to `new_variable`.
     """
 
     def __init__(
@@ -87,7 +81,7 @@ class ServedTables:
 
     @property
     def stand_in(self) -> tf.Tensor:
-        """A resource, in place of that of any live table."""
+        """A resource that replaces those of live tables."""
         if self._nothing is None:
             with tf.init_scope():
                 nothing = self._make("sok_nothing", [0], tf.float32)
@@ -102,20 +96,10 @@ class ServedTables:
         policy: MissingKeyPolicy,
         of_all_ranks: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Looks keys up.
+        """Returns (keys.shape + [dimension] rows, bool of the keys' shape, which have a row).
 
-        Args:
-          variable: the table.
-          keys: integers of any shape.
-          policy: of the lookup. A key without a row whose initial value is wanted gives it where it
-            is the same for all keys, else zeros.
-          of_all_ranks: whether it is a lookup in the tables of all ranks, not in this one's.
-
-        Returns:
-          (keys.shape + [dimension] rows; bool of the keys' shape, which have a row).
-
-        Raises:
-          NotImplementedError: the policy says that keys are inserted.
+        A missing key returns its initial value if that is the same for all keys, else zeros. Raises
+        NotImplementedError if the policy would insert keys.
         """
         if policy.training:
             raise NotImplementedError(
@@ -126,7 +110,7 @@ class ServedTables:
         _, missing = policy.now()
         served = self._served_table(variable.table, of_all_ranks and self._comm is not None)
         places, is_found = served.keys.find(as_int64(keys))
-        # Equal bits are equal keys only where both types have the number.
+        # Equal bits are equal keys only if both dtypes have the number.
         if (keys.dtype == tf.uint64) != (variable.key_type == tf.uint64):
             is_found &= as_int64(keys) >= 0
         number = served.keys.size + (missing == "zeros")
@@ -149,7 +133,7 @@ class ServedTables:
         return self._served[which]
 
     def _copy(self, table: Any, of_all_ranks: bool) -> _Served:
-        # What any missing key gives; a random row is another for each key.
+        # The row of any missing key; random rows differ by key.
         constant = table.initializer.constant_row(table.dim)
         zeros = (0,) * table.dim
         missing = [zeros if constant is None else constant, zeros]
@@ -198,7 +182,7 @@ class ServedTables:
         return rows
 
     def _maker_of_table(self) -> MakeVariable:
-        """Returns what makes the variables of one more table."""
+        """Returns a factory for the variables of one more table."""
         prefix = f"sok_table_{len(self._served) + len(self._static)}"
         return lambda name, shape, dtype: self._make(f"{prefix}_{name}", shape, dtype)
 
@@ -217,26 +201,17 @@ def _check_missing(table: Any, missing: np.ndarray, cutoff: float) -> None:
         )
 
 
-# ---- keys to row numbers, with arrays alone ------------------------------------------------------
+# ---- keys to row numbers, with arrays only -------------------------------------------------------
 
 
 class KeyIndex:
-    """Finds the place of keys among n, which are ordered by their products.
-
-    Args:
-      num_keys: n.
-      products: of the keys, distinct, ascending, in pieces.
-      make_variable: makes the variables that it reads.
-
-    Attributes:
-      size: n.
-    """
+    """Finds the positions of keys among n keys, ordered by their distinct products."""
 
     def __init__(
         self, num_keys: int, products: Iterable[np.ndarray], make_variable: MakeVariable
     ) -> None:
         self.size = num_keys
-        # About one key in a bucket.
+        # About one key per bucket.
         bits = min(_MOST_BITS, max(1, (self.size - 1).bit_length()))
         self._first, self._scale = 1 << (bits - 1), np.float32(2.0 ** (bits - 64))
         is_small = self.size < np.iinfo(np.int32).max // 4
@@ -246,8 +221,8 @@ class KeyIndex:
                 buckets = (piece.astype(np.float32) * self._scale).astype(np.int32) + self._first
                 found = np.bincount(buckets - buckets[0])
                 counts[buckets[0] : buckets[0] + len(found)] += found.astype(counts.dtype)
-        # Whoever rounds otherwise where the model is served is one bucket off: the search goes from
-        # the bucket before to the one behind.
+        # Other rounding on the serving machine shifts a key by one bucket at most: the search
+        # covers the buckets before and after.
         most = counts.copy()
         most[1:] += counts[:-1]
         most[:-1] += counts[1:]
@@ -255,7 +230,7 @@ class KeyIndex:
         starts = most
         np.cumsum(counts[:-2], dtype=starts.dtype, out=starts[2:])
         starts[:2] = 0
-        # A search may look past the last key: no product is above the largest number.
+        # A search may read past the last key: no product is above the largest number.
         beyond = np.full(1 << self._num_halvings, LARGEST, np.int64)
         self._products = make_variable("keys", [num_keys + len(beyond)], tf.int64)
         self._products.write(beyond, num_keys)
@@ -263,17 +238,13 @@ class KeyIndex:
         self._starts.write(starts)
 
     def write(self, products: np.ndarray, first: int) -> None:
-        """Writes the products of the keys whose places begin with a number, as given before."""
+        """Writes the products of keys from position `first` on, equal to those passed before."""
         self._products.write(products, first)
 
     def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the place of each key, and whether it has one; the place is any if not.
+        """Returns the position of each key, arbitrary if not found, and whether it is found.
 
-        Args:
-          keys: int64 of any shape.
-
-        Returns:
-          (integers of the keys' shape, in [0, n]; bool of the keys' shape).
+        Integers in [0, n] and bool, of the keys' shape; keys are int64.
         """
         products = keys * tf.constant(FACTOR.view(np.int64), tf.int64)
         buckets = tf.cast(tf.cast(products, tf.float32) * self._scale, tf.int32) + self._first
@@ -287,7 +258,7 @@ class KeyIndex:
         return places, is_found
 
 
-# ---- rows: as they are, as halves, or as bytes ---------------------------------------------------
+# ---- rows: unchanged, as float16, or as int8 -----------------------------------------------------
 
 
 def check_quantize(quantize: Any) -> None:
@@ -299,19 +270,12 @@ def check_quantize(quantize: Any) -> None:
 
 
 class ServedRows:
-    """Rows that are read by number.
+    """Rows (n, dim) that are read by number.
 
-    "float16" rounds rows of float32 and float64 to it: an element is off by at most 2**-11 of its
-    size, or by 2**-25 where that is more. "int8" has one scale for each row of floats: an element
-    is off by at most 1/254 of the largest of its row, or by 2e-36 where that is more. Then it is
-    rounded to the rows' dtype. Integers stay as they are.
-
-    Args:
-      name: of the table, for errors.
-      shape: [n, dim].
-      dtype: of the rows.
-      quantize: "float16", "int8" or None.
-      make_variable: makes the variables that it reads.
+    "float16" rounds rows of float32 and float64: an element is off by at most 2**-11 of its size,
+    or by 2**-25 if that is more. "int8" has one scale per float row: an element is off by at most
+    1/254 of the largest in its row, or by 2e-36 if that is more. Then it is rounded to the rows'
+    dtype. Integers stay unchanged.
     """
 
     def __init__(
@@ -334,11 +298,7 @@ class ServedRows:
         self._rows = make_variable("rows", shape, tf.int16 if self._is_bits else self._stored)
 
     def write(self, rows: np.ndarray, first: int) -> None:
-        """Writes some rows, (m, dim), as a table stores them, whose numbers begin with `first`.
-
-        Raises:
-          ValueError: an element does not fit.
-        """
+        """Writes rows (m, dim), as stored, from number `first`; ValueError if one is too big."""
         if self._dtype == tf.bfloat16:
             rows = rows.view(tf.bfloat16.as_numpy_dtype)
         if self._scales is not None:
@@ -349,7 +309,7 @@ class ServedRows:
         self._rows.write(rows.view(np.int16) if self._is_bits else rows, first)
 
     def gather(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Returns rows, numbers.shape + [dim], of their dtype before the export."""
+        """Returns rows, numbers.shape + [dim], in their dtype before the export."""
         rows = tf.gather(self._rows.variable, numbers)
         if self._is_bits:
             rows = tf.bitcast(rows, tf.float16)
@@ -365,7 +325,7 @@ class ServedRows:
         return halves
 
     def _bytes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (n, dim) int8 and (n,) float32, whose product the rows are."""
+        """Returns (n, dim) int8 and (n,) float32, whose products approximate the rows."""
         wide = rows.astype(np.float64 if self._dtype == tf.float64 else np.float32)
         largest = np.abs(wide).max(axis=1, initial=0)
         limit = float(np.finfo(np.float32).max)

@@ -1,4 +1,4 @@
-"""Work of ranks that wait for each other: they go on together, or all raise."""
+"""Work of ranks that wait for each other: all succeed, or all raise."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,15 +14,7 @@ _CALL = save_by("export_serving()")
 
 
 class Ranks:
-    """The ranks that export a model, each of which may fail where the others do not.
-
-    Args:
-      comm: the job; None: there is one rank.
-
-    Attributes:
-      comm: the same.
-      is_first: whether this rank is the one that writes.
-    """
+    """The ranks that export a model, any of which may fail alone; `is_first` writes."""
 
     def __init__(self, comm: Communicator | None) -> None:
         self.comm = comm
@@ -31,11 +23,9 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Ends when all ranks have done what is inside, and raises on all where one has failed.
+        """A `with` block that all ranks finish together; it raises on all if one has failed.
 
-        Raises:
-          MemoryError, OSError, TypeError, ValueError, RuntimeError: another rank has failed, with
-            its number and reason.
+        The error has the failed rank's number and reason.
         """
         if self.comm is None:
             yield
@@ -53,10 +43,7 @@ class Ranks:
         failure.together(self.comm, lambda: None, _CALL)
 
     def meet(self) -> None:
-        """Returns when all ranks have come so far. Every rank must call it, within `together`.
-
-        Raises: as `together`.
-        """
+        """Waits for all ranks; raises as `together`, within which every rank must call it."""
         if self.comm is None:
             return
         try:
@@ -66,19 +53,14 @@ class Ranks:
             raise
 
     def to_first(self, array: np.ndarray) -> np.ndarray:
-        """Returns what all ranks have, one after the other, on rank 0; nothing elsewhere.
-
-        Every rank must call it, within `together`.
-
-        Raises: as `together`.
-        """
+        """Returns the arrays of all ranks, joined, on rank 0; nothing elsewhere. As `meet`."""
         assert self.comm is not None
         self.meet()
         splits = [len(array)] + [0] * (self.comm.size - 1)
         return self.comm.alltoallv(array, splits, call=_CALL).rows
 
     def reduced(self, number: int, op: str) -> int:
-        """Returns the "sum", "min" or "max" of the numbers of all ranks, as `to_first` does."""
+        """Returns the "sum", "min" or "max" over all ranks. As `meet`."""
         assert self.comm is not None
         self.meet()
         return int(self.comm.allreduce(np.array([number], np.int64), op, _CALL)[0])

@@ -1,4 +1,4 @@
-"""Which settings of an optimizer change gradients before its step, and in which order."""
+"""The gradient transforms in an optimizer's settings, and their order."""
 
 from typing import Any, NamedTuple
 
@@ -7,14 +7,13 @@ import numpy as np
 from sok_lite.bridge.optimizers.family import Family
 
 
-class Changes(NamedTuple):
-    """The changes that an optimizer makes to gradients, in this order. None: no such change.
+class GradTransforms(NamedTuple):
+    """An optimizer's gradient transforms before its step, in order; None: not used.
 
     Attributes:
-      unscale: it divides by this, a number or a tensor.
-      value: it clips elements to [-value, value].
-      norm: it clips the norm of each variable.
-      global_norm: it clips the norm of all variables together.
+      unscale: divisor, a number or a tensor.
+      value: limit of elements, which are clipped to [-value, value].
+      norm, global_norm: limit of each variable's norm, and of that of all together.
     """
 
     unscale: Any
@@ -24,17 +23,16 @@ class Changes(NamedTuple):
 
     @property
     def limit(self) -> float | None:
-        """The largest norm, of each or of all."""
+        """The limit of norms, of each or of all."""
         return self.norm if self.norm is not None else self.global_norm
 
 
-def changes_of(optimizer: Any, family: Family) -> Changes:
-    """Returns what an optimizer does to gradients.
+def grad_transforms_of(optimizer: Any, family: Family) -> GradTransforms:
+    """Returns an optimizer's gradient transforms.
 
-    Raises:
-      TypeError: a setting is no number.
-      NotImplementedError: it clips the norm of each variable, and then that of all, or that of all
-        to 0; or it is Horovod's and adds up the gradients of several steps.
+    Raises TypeError for a setting that is not a number, NotImplementedError for clipping of each
+    norm
+    and the global one, a global norm of 0, and Horovod's sums of several steps' gradients.
     """
     if getattr(optimizer, "_agg_helper", None) is not None:
         raise NotImplementedError(
@@ -47,7 +45,7 @@ def changes_of(optimizer: Any, family: Family) -> Changes:
         _number(optimizer, name) for name in ("clipvalue", "clipnorm", "global_clipnorm")
     )
     if not family.clips_in_turn:
-        # The first of these that is above 0, alone.
+        # Only the first of these above 0 applies.
         norm = norm if norm is not None and norm > 0 else None
         global_norm = global_norm if global_norm and global_norm > 0 and norm is None else None
         is_free = norm is None and global_norm is None
@@ -62,7 +60,7 @@ def changes_of(optimizer: Any, family: Family) -> Changes:
             f"global_clipnorm={global_norm} of {type(optimizer).__name__} would make every "
             "gradient 0. Set it to None."
         )
-    return Changes(unscale, value, norm, global_norm)
+    return GradTransforms(unscale, value, norm, global_norm)
 
 
 def _number(optimizer: Any, name: str) -> float | None:
