@@ -1,4 +1,4 @@
-"""Lookups through a `ShadowVariable`, for layers and models of eager code and tf.functions."""
+"""Lookups through a `ShadowVariable`, for eager code and tf.functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ def embedding_lookup(
       ids.shape + [dim].
 
     Raises:
-      ValueError: keys of another dtype. (It is a TypeError as well.)
+      ValueError: keys of another dtype; also a TypeError.
     """
     if ids.dtype != shadow.params.key_dtype:
         raise wrong_ids(ids.dtype, shadow.params)
@@ -54,13 +54,13 @@ def embedding_lookup_unique_base(
     with_unique: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Has a function look keys up, each once.
+    """Looks up each distinct key once with a given function.
 
     Args:
       ids: a tensor of any shape, or a RaggedTensor.
       embedding_size: elements of a row.
-      lookup_function: takes keys (n,) and gives rows (n, embedding_size).
-      with_unique: whether keys are deduplicated before.
+      lookup_function: maps keys (n,) to rows (n, embedding_size).
+      with_unique: whether to deduplicate keys first.
       name: not used.
 
     Returns:
@@ -91,10 +91,10 @@ def embedding_lookup_unique(
     with_unique: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Does what `embedding_lookup` does, of ragged keys as well.
+    """As `embedding_lookup`, also for ragged keys.
 
-    Repeated keys have the sum of their gradients, whatever `with_unique` is: they are deduplicated
-    where the rows are updated.
+    Gradients of repeated keys are summed, whatever `with_unique` is: keys are deduplicated where
+    rows are updated.
 
     Args:
       shadow: a `ShadowVariable`.
