@@ -1,4 +1,4 @@
-"""The communicator of an elastic job: it stays while the ranks are connected again.
+"""The communicator of an elastic job, which survives reconnecting the ranks.
 
 Whatever refers to it, a traced function too, continues with the ranks of the new connection.
 """
@@ -13,8 +13,8 @@ from sok_lite.comm.protocol import Communicator, Gathered
 class ElasticCommunicator(Communicator):
     """The ranks of an elastic job.
 
-    `rank`, `size`, `local_rank` and `turn` are those of the ranks that are connected. After
-    `disconnect` every collective raises CommunicatorError, until `reconnect`.
+    `rank`, `size`, `local_rank` and `turn` are those of the current connection. After `disconnect`
+    every collective raises CommunicatorError, until `reconnect`.
 
     Args:
       connect: connects the present ranks.
@@ -61,7 +61,7 @@ class ElasticCommunicator(Communicator):
         return self._of_inner(lambda: inner._alone(inner._allgatherv, call, rows))
 
     def _of_inner(self, collective: Callable[[], Gathered]) -> Gathered:
-        self._inner.turn = self.turn  # a transport has counted collectives of its own
+        self._inner.turn = self.turn  # a transport runs collectives of its own
         try:
             return collective()
         finally:

@@ -1,4 +1,4 @@
-"""The communicator of `mpirun` without Horovod: NumPy rows through mpi4py."""
+"""The communicator for `mpirun` without Horovod: NumPy rows through mpi4py."""
 
 import contextlib
 import sys
@@ -15,14 +15,13 @@ _NO_ROWS = np.empty((0, 1), np.uint8)
 
 
 class MpiCommunicator(Communicator):
-    """All processes of MPI.COMM_WORLD, on a channel of their own.
+    """All processes of MPI.COMM_WORLD, on their own channel.
 
-    A collective begins with an all-to-all of headers, which is the same for every kind, so ranks in
-    different calls meet there. MPI has no way out of what follows: a rank that breaks off in the
-    middle of a collective ends the job.
+    Every collective begins with the same all-to-all of headers, so ranks in different calls meet
+    there. MPI cannot leave what follows: a rank that breaks off inside a collective ends the job.
 
-    Rows are sent as one derived datatype a row, so MPI's int32 counts and offsets count rows: the
-    limit is 2^31 - 1 rows in one call, whatever their length.
+    Rows are sent with a derived datatype per row, so MPI's int32 counts and offsets count rows: the
+    limit is 2^31 - 1 rows per call, of any length.
 
     Raises:
       CommunicatorError: mpi4py or the MPI library is missing, or MPI allows no second thread.
@@ -44,7 +43,7 @@ class MpiCommunicator(Communicator):
                 "MPI was started for one thread only, but TensorFlow calls from its own threads. "
                 "Let mpi4py start MPI with its default, THREAD_MULTIPLE."
             )
-        # A duplicate: our messages never meet those of the program's own MPI calls.
+        # A duplicate: our messages never match those of the program's own MPI calls.
         self._comm: Any = MPI.COMM_WORLD.Dup()
         machine = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         super().__init__(self._comm.Get_rank(), self._comm.Get_size(), machine.Get_rank())
@@ -58,7 +57,7 @@ class MpiCommunicator(Communicator):
         self._mpi.COMM_WORLD.Abort(1)
 
     def leave(self) -> None:
-        """Waits until all ranks leave, as MPI does; aborts where another waits for this one."""
+        """Waits until all ranks leave, as MPI does; aborts if another waits for this one."""
         if self._failure is not None:
             return
         try:
@@ -93,7 +92,7 @@ class MpiCommunicator(Communicator):
         self.abort(reason)
 
     def _meet(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> np.ndarray:
-        """Exchanges headers; returns (size,) int32, the number of rows that each rank sends."""
+        """Exchanges headers; returns (size,) int32, the number of rows from each rank."""
         header = self._next_header(call, rows)
         mine = b"".join(header.pack(send_splits.tolist()))
         theirs = bytearray(len(mine))
