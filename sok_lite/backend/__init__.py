@@ -40,8 +40,7 @@ def _cuda() -> Backend:
 def default_backend() -> str:
     """Returns SOK_LITE_BACKEND, else "cuda" if CuPy sees a GPU, else "cpu".
 
-    Raises:
-      ValueError: SOK_LITE_BACKEND names no backend.
+    ValueError: SOK_LITE_BACKEND names no backend.
     """
     name = os.environ.get("SOK_LITE_BACKEND", "").strip()
     if name not in ("", "cpu", "cuda"):
@@ -55,12 +54,8 @@ def default_backend() -> str:
 def get_backend(name: str | None = None) -> Backend:
     """Returns the shared backend of a name.
 
-    Args:
-      name: "cpu" or "cuda"; None: `default_backend()`.
-
-    Raises:
-      ValueError: no such backend; if SOK_LITE_BACKEND names it, the error says so.
-      RuntimeError: "cuda" without CuPy or a GPU.
+    ValueError: no such backend; if SOK_LITE_BACKEND names it, the error says so. RuntimeError:
+    "cuda" without CuPy or a GPU.
     """
     source = "backend" if name else "SOK_LITE_BACKEND"
     name = name or default_backend()

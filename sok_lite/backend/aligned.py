@@ -11,8 +11,7 @@ ALIGNMENT = 64
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an uninitialized array aligned to `ALIGNMENT` bytes. MemoryError: no memory for it.
-    """
+    """Returns an uninitialized array aligned to `ALIGNMENT` bytes, or raises MemoryError."""
     # NumPy uses huge pages for large arrays, TensorFlow does not: scattered writes to 4 KB pages
     # cost a third more.
     memory = np.empty(math.prod(shape) * dtype.itemsize + ALIGNMENT, np.uint8)

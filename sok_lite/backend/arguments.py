@@ -106,12 +106,8 @@ def pack_parts(
     """Writes arguments as words, those of each part side by side.
 
     Args:
-      kernel: its name, for messages.
       signature: a letter for each argument, as in kernels/parts.cuh; "?": an array of any type.
-      parts: the arguments of each part.
       addresses: of arrays of the backend.
-      memory: a buffer of words to write to.
-      first: the first word to write.
 
     Raises:
       TypeError: arguments do not match the signature.

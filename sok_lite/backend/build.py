@@ -42,9 +42,8 @@ _log = logging.getLogger("sok_lite")
 def find_library() -> Path:
     """Returns the CPU kernel library: SOK_LITE_CPU_LIBRARY, the wheel's, or one compiled here.
 
-    Raises:
-      ValueError: SOK_LITE_CPU_LIBRARY is not the path of a CPU kernel library.
-      RuntimeError: there is none and it cannot be compiled.
+    ValueError: SOK_LITE_CPU_LIBRARY is not the path of a CPU kernel library. RuntimeError: there is
+    none and it cannot be compiled.
     """
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
@@ -64,10 +63,8 @@ def find_library() -> Path:
 def find_rules() -> Path:
     """Returns a library with the formulas of update rules, which GPU steps need too.
 
-    It is the CPU kernel library if that exists, otherwise a small one.
-
-    Raises:
-      ValueError, RuntimeError: as `find_library`.
+    It is the CPU kernel library if that exists, otherwise a small one. ValueError, RuntimeError: as
+    `find_library`.
     """
     if built_library() is not None:
         return find_library()
@@ -106,14 +103,8 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     """Compiles every kernel into one shared library and returns its path.
 
     Unless cached it takes a minute or two; a warning of the logger "sok_lite" tells whoever waits
-    for a first table.
-
-    Args:
-      extra_flags: further compiler flags, such as a sanitizer's.
-
-    Raises:
-      RuntimeError: no working C++ compiler, a compile error (quoted in the message), or an unusable
-        cache folder.
+    for a first table. RuntimeError: no working C++ compiler, a compile error (quoted in the
+    message), or an unusable cache folder.
     """
     flags = _flags(extra_flags)
     return compile_sources(_target_of_kernels(flags), flags, _sources(), "CPU kernels")
@@ -129,8 +120,6 @@ def compile_sources(
     """Compiles sources into a shared library, unless it exists, and returns its path.
 
     Args:
-      target: from `target_of` with the same flags and sources.
-      what: names the sources in errors.
       needs: name of a library that the process will have loaded, to link by its name.
 
     Raises:

@@ -44,13 +44,10 @@ def kernel_names(binary: bytes) -> list[str]:
 class GpuBinaries:
     """Compiles kernel files for GPUs of any compute capability, without needing a GPU.
 
-    Args:
-      binding: the module `cupy.cuda.nvrtc`.
-      runtime: the module `cupy.cuda.runtime`; None: the driver is as new as NVRTC.
+    `binding` and `runtime` are modules of cupy.cuda; runtime None: the driver is as new as NVRTC.
 
     Attributes:
       has_wide: whether there are wide launches.
-      folder: the cache.
       defines: the macros of SOK_LITE_KERNEL_DEFINES.
     """
 
@@ -69,14 +66,10 @@ class GpuBinaries:
         return (False, True) if self.has_wide else (False,)
 
     def get(self, path: Path, capability: str, is_wide: bool) -> bytes:
-        """Returns the compiled kernels of a .cu file.
+        """Returns a .cu file's kernels for a GPU capability such as "90" and wide or narrow
+        launches.
 
-        Args:
-          capability: of the GPU, such as "90".
-          is_wide: for wide launches, or narrow ones.
-
-        Raises:
-          RuntimeError: NVRTC does not know such an old GPU, or rejects the source.
+        RuntimeError: NVRTC does not know such an old GPU, or rejects the source.
         """
         source = inlined(path)
         defines = [f"-D{name}={value}" for name, value in self.defines.items()]
@@ -93,26 +86,15 @@ class CompileError(RuntimeError):
 
 
 class Compiled(NamedTuple):
-    """A compiled source.
+    """A compiled source."""
 
-    Attributes:
-      binary: for the GPU driver: machine code (a cubin), or PTX if the flags name a virtual
-        architecture.
-      ptx: the intermediate code.
-      log: the compiler's messages.
-    """
-
-    binary: bytes
+    binary: bytes  # machine code (a cubin), or PTX for a virtual architecture
     ptx: str
-    log: str
+    log: str  # the compiler's messages
 
 
 class Nvrtc:
-    """NVRTC of one process.
-
-    Args:
-      binding: the module `cupy.cuda.nvrtc`, or another one; this file does not import it.
-    """
+    """NVRTC of one process, by a module like `cupy.cuda.nvrtc`, which this file does not import."""
 
     def __init__(self, binding: Any) -> None:
         self._nvrtc = binding
@@ -140,9 +122,7 @@ class Nvrtc:
 
         For a GPU that NVRTC knows it is machine code, with nothing left to compile when loading.
         For a newer one it is the PTX of the newest known one, which the driver compiles.
-
-        Raises:
-          RuntimeError: NVRTC does not know such an old GPU.
+        RuntimeError: NVRTC does not know such an old GPU.
         """
         known = self._nvrtc.getSupportedArchs()
         mine = int(capability)
@@ -157,13 +137,9 @@ class Nvrtc:
         return f"-arch=compute_{max(older)}"
 
     def compiled(self, source: str, flags: Sequence[str]) -> Compiled:
-        """Compiles CUDA C++ without includes.
+        """Compiles CUDA C++ without includes. CompileError: NVRTC rejected it.
 
-        Args:
-          flags: of NVRTC; with -arch=sm_ the binary is machine code, else PTX.
-
-        Raises:
-          CompileError: NVRTC rejected it.
+        With -arch=sm_ the binary is machine code, else PTX.
         """
         nvrtc = self._nvrtc
         program = nvrtc.createProgram(source, "kernel.cu", [], [])
@@ -190,12 +166,7 @@ class DiskCache:
         self._has_warned = False
 
     def get(self, facts: Sequence[str], make: Callable[[], bytes]) -> bytes:
-        """Returns the cached result for some facts, or makes and caches it.
-
-        Args:
-          facts: everything that decides the result.
-          make: called without a valid file; its errors are passed on.
-        """
+        """Returns the cached result for the facts that decide it, or makes and caches it."""
         digest = hashlib.sha256()
         for fact in facts:
             part = fact.encode()

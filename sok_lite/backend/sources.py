@@ -71,21 +71,12 @@ def inlined(path: Path) -> str:
 
 
 class KernelSource(NamedTuple):
-    """The definition of a kernel.
-
-    Attributes:
-      name: the kernel's name, or its prefix if a macro makes several.
-      is_prefix: whether it is a prefix.
-      kind: "" for one GPU thread per item of its main loop, "row" or "tile" for several, "team" for
-        a block.
-      signature: a letter for each parameter; "?" for a pointer whose type a macro chooses.
-      path: the file.
-    """
+    """The definition of a kernel."""
 
     name: str
-    is_prefix: bool
-    kind: str
-    signature: str
+    is_prefix: bool  # of the names of several kernels, made by a macro
+    kind: str  # GPU threads per item: "" one, "row" or "tile" several, "team" a block
+    signature: str  # a letter per parameter; "?" for a pointer whose type a macro chooses
     path: Path
 
 

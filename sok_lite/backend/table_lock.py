@@ -40,8 +40,7 @@ class TableLock(ctypes.Structure):
     _try: Callable[[], int]
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Acquires exclusive access and returns whether it did; waits unless `blocking` is False.
-        """
+        """Acquires exclusive access, waiting if `blocking`; returns whether it has it."""
         if not blocking:
             return bool(self._try())
         self.__enter__()

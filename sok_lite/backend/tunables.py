@@ -14,15 +14,10 @@ _POWERS_TO_32 = frozenset({1, 2, 4, 8, 16, 32})
 
 
 class Tunable(NamedTuple):
-    """A macro of the kernels.
+    """A macro of the kernels."""
 
-    Attributes:
-      values: permitted values.
-      rule: the same in words.
-    """
-
-    values: frozenset[int]
-    rule: str
+    values: frozenset[int]  # permitted ones
+    rule: str  # the same in words
 
 
 THREADS_PER_BLOCK = 256  # the default of SOK_THREADS_PER_BLOCK
@@ -44,10 +39,8 @@ TUNABLES = {
 def kernel_defines() -> dict[str, int]:
     """Returns the macros in SOK_LITE_KERNEL_DEFINES, such as "SOK_LINE=8 SOK_TILE=8".
 
-    Both backends compile with them; others have the defaults of the sources.
-
-    Raises:
-      ValueError: not a list of NAME=NUMBER, or a value that a tunable does not permit.
+    Both backends compile with them; others have the defaults of the sources. ValueError: not a list
+    of NAME=NUMBER, or a value that a tunable does not permit.
     """
     defines: dict[str, int] = {}
     for text in os.environ.get(_VARIABLE, "").split():

@@ -23,7 +23,6 @@ class Buckets:
 
     Args:
       dtypes: of each side's records, structured, with a field "key" of int64.
-      counts: approximate number of records of each side.
     """
 
     def __init__(self, dtypes: list[np.dtype], counts: list[int]) -> None:

@@ -17,11 +17,8 @@ from sok_lite.engine.files.store import Store, is_in_store, make_folder, stores_
 def checkpoint_at(path: str, module: ModuleType, is_forced: bool, *read: str) -> Iterator[str]:
     """Yields a folder to write a checkpoint of ours to, moved or uploaded to `path` at the end.
 
-    Args:
-      path, module, is_forced, read: as for `check_destination`; `path` may be an address.
-
-    Raises:
-      WrongUse: it must not be written there. OSError: the store cannot be reached.
+    Arguments and errors as for `check_destination`; `path` may be an address. OSError: the store
+    cannot be reached.
     """
     if not is_in_store(path):
         check_destination(path, module, is_forced, *read)
@@ -49,10 +46,8 @@ def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str
     """Raises WrongUse if a command must not write to a path.
 
     Args:
-      module: of the new format.
       is_forced: whether to permit replacing a file, or a folder of that format with nothing else in
         it. An empty folder may always be replaced.
-      read: paths that the command reads.
     """
     inside = [each for each in read if _is_inside(each, path)]
     if inside:
@@ -92,12 +87,8 @@ def _is_inside(path: str, folder: str) -> bool:
 def in_place_of(path: str, module: ModuleType, sources: Sequence[Source] = ()) -> Iterator[str]:
     """Yields a path to write to, and moves it to `path` at the end; a failure leaves `path` as is.
 
-    Args:
-      module: of the format; one that replaces by itself gets `path`.
-      sources: to be written, for the error of a full disk.
-
-    Raises:
-      OSError: it cannot be moved there.
+    A module that replaces by itself gets `path`. An error of a full disk names the size of
+    `sources`. OSError: it cannot be moved.
     """
     size = sum(each.num_keys * column.row_bytes for each in sources for column in columns_of(each))
     names = ", ".join(repr(each.name) for each in sources)

@@ -20,20 +20,12 @@ _NUMBERS = _INTEGERS | {np.dtype(code).name for code in np.typecodes["Float"]} |
 
 
 class Stored(NamedTuple):
-    """A column as stored.
+    """A column as stored."""
 
-    Attributes:
-      dtype: of its elements, such as "float32"; for "bfloat16" arrays are uint16, its bits. Any
-        other text describes elements that no table accepts.
-      shape: (n,) or (n, dim).
-      read: starts reading, in pieces of this many rows; the last one may be shorter.
-      parts: names of the file's columns, if it combines several.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    read: Callable[[int], Iterator[np.ndarray]]
-    parts: tuple[str, ...] = ()
+    dtype: str  # "bfloat16" is uint16 bits; other text describes what no table accepts
+    shape: tuple[int, ...]  # (n,) or (n, dim)
+    read: Callable[[int], Iterator[np.ndarray]]  # in pieces of so many rows
+    parts: tuple[str, ...] = ()  # the file's columns, if it combines several
 
     @property
     def is_of_integers(self) -> bool:
@@ -53,13 +45,9 @@ class FileSource(Source):
     """A table from a file's columns. Keys, rows and states are cast while reading.
 
     Args:
-      path: of the file, for errors.
       stored: columns by their names in docs/checkpoint_format.md; at least keys and values.
-      name: of the table.
       dtype: of its rows; None: as stored. For "bfloat16" uint16 is its bits.
       key_type: of its keys; None: as stored, or "int64" if that is no key type.
-      states: the optimizer states.
-      about: further facts.
 
     Raises:
       ValueError: columns have other shapes than a table's, or cannot be cast.
@@ -134,11 +122,7 @@ class FileSource(Source):
 
 
 def cast_rows(rows: np.ndarray, stored: str, dtype: str) -> np.ndarray:
-    """Casts rows between dtypes; bfloat16 is uint16, its bits.
-
-    Raises:
-      TypeError, ValueError: they cannot be cast, or a finite number would become infinite.
-    """
+    """Casts rows between dtypes; bfloat16 is uint16, its bits. TypeError, ValueError: it cannot."""
     if stored == "bfloat16" and dtype != "bfloat16":
         rows = bfloat16_to_float32(np, rows)
     kind = row_dtype(dtype)
@@ -157,8 +141,7 @@ def cast_rows(rows: np.ndarray, stored: str, dtype: str) -> np.ndarray:
 def recast(source: Source, dtype: str | None, key_type: str | None) -> Source:
     """Returns a source with its rows and keys cast; None keeps a type.
 
-    Raises:
-      ValueError: unknown types; when reading, keys that do not fit.
+    ValueError: unknown types; when reading, keys that do not fit.
     """
     if dtype in (None, source.dtype) and key_type in (None, source.key_type):
         return source
@@ -176,13 +159,7 @@ def _as_stored(source: Source, column: Column) -> Stored:
 
 
 def raw_rows(path: str, begin: int, dtype: str, shape: tuple[int, ...]) -> Stored:
-    """Returns a column stored contiguously in a file.
-
-    Args:
-      begin: its first byte.
-      dtype: of its elements, little-endian.
-      shape: of the column, already checked against the file's size.
-    """
+    """Returns a little-endian column that starts at a byte of a file, whose size was checked."""
     storage = np.dtype(np.uint16 if dtype == "bfloat16" else dtype).newbyteorder("<")
     width = storage.itemsize * math.prod(shape[1:])
 

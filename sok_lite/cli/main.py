@@ -41,13 +41,9 @@ _STATUS = """exit status:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status.
+    """Runs a command, by default of this process's command line, and returns its exit status.
 
-    Args:
-      arguments: of the command line; None: those of this process.
-
-    Raises:
-      SystemExit: with 2, or 0 for --help and --version.
+    SystemExit: with 2, or 0 for --help and --version.
     """
     args = _parser().parse_args(arguments)
     try:

@@ -52,11 +52,8 @@ def named_source(
     """Returns the table of a file.
 
     Args:
-      path: of the file.
-      found: its columns by name.
       about: the JSON text of our own files, or None.
       name: of the table; None: from `about`, or the file name without its ending.
-      dtype, key_type: to cast rows and keys to.
       columns: columns with other names, such as "keys=id,values=row,m=adam_m": keys, values,
         stamps, scores or an optimizer's name of a state, and the name in the file.
       initial: initial values of states in new rows, such as "accumulator=0.1"; by default from
@@ -154,7 +151,6 @@ def reader(
 
     Args:
       opened: returns the columns of a file by name, and the text about its table or None.
-      errors: that it raises for a corrupt file.
       check: called first; raises ImportError if a package is missing.
     """
 
@@ -283,15 +279,9 @@ def regrouped(pieces: Iterable[np.ndarray], num_rows: int) -> Iterator[np.ndarra
 
 
 def package(module: str, what: str, install: str) -> Any:
-    """Imports a module of an optional package.
+    """Imports a `module` such as "pyarrow.parquet", which `what` needs and pip can `install`.
 
-    Args:
-      module: such as "pyarrow.parquet".
-      what: needs it, such as "Parquet files".
-      install: the name for pip.
-
-    Raises:
-      ImportError: it cannot be imported.
+    ImportError: it cannot be imported.
     """
     try:
         return importlib.import_module(module)

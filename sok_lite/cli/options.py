@@ -10,15 +10,9 @@ _BOOLS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0"
 
 
 def options_for(function: Callable[..., Any], texts: Sequence[str], what: str) -> dict[str, Any]:
-    """Returns keyword arguments from texts.
+    """Returns keyword arguments of a function from texts such as "dim=8", typed by its annotations.
 
-    Args:
-      function: takes them; its annotations give their types.
-      texts: such as "dim=8".
-      what: the format, for errors.
-
-    Raises:
-      WrongUse: an unknown option, or an invalid value.
+    WrongUse: an unknown option, or an invalid value.
     """
     hints = typing.get_type_hints(function)
     kinds = {name: kind for name, kind in hints.items() if name not in _NOT_OPTIONS}
@@ -47,14 +41,9 @@ def _value(kind: Any, value: str, text: str) -> Any:
 
 
 def initial_values(text: str, names: Sequence[str]) -> dict[str, float]:
-    """Returns initial values of states in new rows, by name.
+    """Returns initial values of states in new rows, by name, from "accumulator=0.1,m=0".
 
-    Args:
-      text: of the user, such as "accumulator=0.1,m=0".
-      names: of the existing states.
-
-    Raises:
-      WrongUse: an invalid text, or an unknown state.
+    WrongUse: an invalid text, or a state that is not in `names`.
     """
     values = {}
     for part in filter(None, text.split(",")):
@@ -114,14 +103,9 @@ def listed(option: str | None) -> list[str]:
 def chosen(
     found: Iterable[str], tables: str | None, path: str, options: Sequence[str | None]
 ) -> list[str]:
-    """Returns the tables that an option names; None: all that were found.
+    """Returns the tables that an option names; None: all that were found at `path`.
 
-    Args:
-      path: where they were found, for errors.
-      options: others, which may name tables too.
-
-    Raises:
-      ValueError: there is no such table.
+    Other `options` may name tables too. ValueError: there is no such table.
     """
     known = list(found)
     named = [name for option in options for name in _parted(option)[0]]

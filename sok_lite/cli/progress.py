@@ -18,13 +18,7 @@ Add = Callable[[int], object]
 
 @contextlib.contextmanager
 def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
-    """Yields a function for the number of bytes read; shows a bar if stderr is a terminal.
-
-    Args:
-      what: is done, shown before the bar.
-      total: bytes.
-      is_wanted: by the user.
-    """
+    """Yields a function to count bytes read; shows a bar if wanted, and stderr is a terminal."""
     is_shown = progress.checked_progress(None if is_wanted else False, rank=0)
     with progress.progress_bar(is_shown, what) as report:
         yield Progress(report, total).add
@@ -34,11 +28,7 @@ def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
 def watched(
     sources: Sequence[Source], what: str, is_wanted: bool, only: Collection[str] | None = None
 ) -> Iterator[list[Source]]:
-    """Yields sources that show a progress bar while read, each column once.
-
-    Args:
-      only: the columns that are read; None: all but the keys.
-    """
+    """Yields sources that show a bar while the columns `only` are read, by default no keys."""
     total = sum(
         source.num_keys * column.row_bytes
         for source in sources

@@ -16,13 +16,9 @@ OWN = "sok_lite"
 
 
 def format_of(path: str, name: str | None = None) -> str:
-    """Returns the format to read a path as.
+    """Returns the format to read a path as: the user's `name`, or else as detected.
 
-    Args:
-      name: given by the user; None: detect it.
-
-    Raises:
-      OSError: nothing is there, or a pipe or device. WrongUse: an unknown or undetected format.
+    OSError: nothing is there, or a pipe or device. WrongUse: an unknown or undetected format.
     """
     if not os.path.isdir(path):
         check_opens(path)
@@ -37,14 +33,9 @@ def format_of(path: str, name: str | None = None) -> str:
 
 
 def open_sources(path: str, name: str | None = None, options: Sequence[str] = ()) -> list[Source]:
-    """Returns the tables at a path.
+    """Returns the tables at a path of a format (None: detect it), with options such as "dim=8".
 
-    Args:
-      name: of the format; None: detect it.
-      options: of the format, such as "dim=8".
-
-    Raises:
-      OSError, ValueError: they cannot be read. WrongUse: an unknown format, or an invalid option.
+    OSError, ValueError: they cannot be read. WrongUse: an unknown format, or an invalid option.
     """
     name = format_of(path, name)
     function = format_module(name).sources
@@ -66,11 +57,9 @@ KERAS_EXTRA = "sok_lite.keras"
 
 
 def own_extra(path: str, to: str) -> dict[str, Any]:
-    """Returns what the caller of the dump added to a checkpoint, for a new one of its tables.
+    """Returns what the caller of the dump added to a checkpoint of ours, for a new one at `to`.
 
-    Args:
-      path: of the checkpoint; another format has nothing.
-      to: of the new one; only in the same place are there files of dense weights.
+    Only in the same place are there the files of dense weights that it names.
     """
     if format_of(path) != OWN:
         return {}
@@ -86,11 +75,7 @@ def own_manifest(path: str) -> Manifest | None:
 
 
 def num_texts(source: Source, found: Manifest | None) -> int:
-    """Returns the number of strings that a table keeps.
-
-    Args:
-      found: the manifest that lists it; None: another format, whose strings are read.
-    """
+    """Returns the number of strings that a table keeps, from its manifest or else by reading."""
     if found is None:
         return len(source.texts())
     shards = found.tables[source.name].shards

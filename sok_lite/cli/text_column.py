@@ -23,19 +23,12 @@ def texts_beside(source: Source) -> Iterator[list[bytes | None]] | None:
 
 
 class TextArray(NamedTuple):
-    """An array of numbers, for files that hold only these.
+    """An array of numbers, for files that hold only these."""
 
-    Attributes:
-      name: in the file.
-      dtype: of its elements.
-      size: number of elements.
-      pieces: its content, in order.
-    """
-
-    name: str
+    name: str  # in the file
     dtype: np.dtype
-    size: int
-    pieces: Iterator[np.ndarray]
+    size: int  # number of elements
+    pieces: Iterator[np.ndarray]  # its content, in order
 
 
 def text_arrays(source: Source) -> list[TextArray]:

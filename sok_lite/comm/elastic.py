@@ -15,9 +15,6 @@ class ElasticCommunicator(Communicator):
 
     `rank`, `size`, `local_rank` and `turn` are those of the current connection. After `disconnect`
     every collective raises CommunicatorError, until `reconnect`.
-
-    Args:
-      connect: connects the present ranks.
     """
 
     def __init__(self, connect: Callable[[], Communicator]) -> None:
@@ -27,8 +24,7 @@ class ElasticCommunicator(Communicator):
     def reconnect(self) -> None:
         """Connects the present ranks. Every rank must call it.
 
-        Raises:
-          CommunicatorError: a rank has died meanwhile.
+        CommunicatorError: a rank has died meanwhile.
         """
         self._inner.disconnect()
         self._inner = inner = self._connect()

@@ -29,15 +29,10 @@ TRANSPORT_VARIABLE = "SOK_LITE_GPU_TRANSPORT"
 
 
 class Check(NamedTuple):
-    """A check of this rank's keys on the device, read and sent with the counts.
+    """A check of this rank's keys on the device, read and sent with the counts."""
 
-    Attributes:
-      count: (1,) int64 of the backend, 0 if the keys may be sent.
-      refuse: called if it is not 0; raises the error.
-    """
-
-    count: Array
-    refuse: Callable[[], None]
+    count: Array  # (1,) int64 of the backend, 0 if the keys may be sent
+    refuse: Callable[[], None]  # called if it is not 0; raises the error
 
 
 class Counts(NamedTuple):
@@ -121,8 +116,7 @@ class GpuTransport(ABC):
     ) -> Array:
         """Sends keys, rows or gradients whose counts all ranks know. Every rank must call it.
 
-        Raises:
-          CommunicatorError: a rank has died, or is in another call.
+        CommunicatorError: a rank has died, or is in another call.
         """
         self._check_arrays(message)
         # Detects a rank that fails before sending: the transport would wait for it in vain.
@@ -134,8 +128,7 @@ class GpuTransport(ABC):
     def refuse(self, call: str, reason: str) -> None:
         """Replaces `counts` on a rank that has no keys.
 
-        Raises:
-          CommunicatorError: with the reason, on all ranks.
+        CommunicatorError: with the reason, on all ranks.
         """
         self._exchange(call, np.tile(np.array([0, 0, 1], np.int64), (self._comm.size, 1)))
         self._raise_reasons(call, reason)
@@ -184,22 +177,16 @@ def other_lookup(rank: int, num_tables: int, tag: int, other: int, words: list[i
 
 
 class TransportKind(NamedTuple):
-    """A kind of transport.
+    """A kind of transport."""
 
-    Attributes:
-      unavailable: communicator -> why this rank cannot use it, or None; calls no collective.
-      make: makes the transport; every rank must call it.
-    """
-
-    unavailable: Callable[[Communicator], str | None]
-    make: Callable[[Communicator, Backend], GpuTransport]
+    unavailable: Callable[[Communicator], str | None]  # why not here; calls no collective
+    make: Callable[[Communicator, Backend], GpuTransport]  # every rank must call it
 
 
 def checked_transport(transport: str | None) -> str:
     """Returns the name of the requested transport, the argument or SOK_LITE_GPU_TRANSPORT.
 
-    Raises:
-      ValueError: there is no such transport.
+    ValueError: there is no such transport.
     """
     source = "gpu_transport"
     if transport is None:
@@ -223,10 +210,8 @@ def choose_transport(
     """Sets the transport of a communicator of several ranks. Every rank must call it.
 
     Args:
-      backend: of this rank's tables.
       transport: of `TRANSPORTS`, equal on all ranks. "auto" is the first of `kinds` that all ranks
         can use, each with its own GPU, else the host.
-      kinds: by name.
 
     Returns:
       A description of the transport, for people.

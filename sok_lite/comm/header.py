@@ -57,20 +57,12 @@ class Notes:
 
 
 class Header(NamedTuple):
-    """One rank's part in one collective.
+    """One rank's part in one collective."""
 
-    Attributes:
-      turn: number of the collective, counted by each rank itself.
-      call: name of the call: "allreduce sum of 12", "return_rows of lookup 7".
-      dtype: of the rows, as `np.dtype.str`.
-      row_bytes: of one row.
-      notes: of the rank; see `Notes`.
-    """
-
-    turn: int
-    call: str
-    dtype: str
-    row_bytes: int
+    turn: int  # number of the collective, counted by each rank itself
+    call: str  # "allreduce sum of 12", "return_rows of lookup 7"
+    dtype: str  # of the rows, as `np.dtype.str`
+    row_bytes: int  # of one row
     notes: int = 0
 
     def pack(self, num_rows: Iterable[int]) -> list[bytes]:

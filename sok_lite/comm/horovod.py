@@ -43,10 +43,8 @@ _LEAVE_TIMEOUT_S = 10.0
 class HorovodCommunicator(Communicator):
     """All processes of a Horovod job. Calls `hvd.init()` if the program has not.
 
-    A part is its header, as rows of the same length, and then the rows.
-
-    Raises:
-      CommunicatorError: Horovod cannot be imported or started.
+    A part is its header, as rows of the same length, and then the rows. CommunicatorError: Horovod
+    cannot be imported or started.
     """
 
     def __init__(self) -> None:
@@ -101,8 +99,7 @@ class HorovodCommunicator(Communicator):
         self._leaves.set()
 
     def _say_farewell(self) -> None:
-        """Joins the other ranks once more when told to: they end too, or learn that this one has.
-        """
+        """Meets the other ranks once more, when told to: they end too, or learn of this end."""
         self._leaves.wait()
         if not self._last_call:
             return

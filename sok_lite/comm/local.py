@@ -70,23 +70,14 @@ class LinkError(Exception):
 
 
 class Signal(NamedTuple):
-    """A rank's signal about its part for this one.
+    """A rank's signal about its part for this one."""
 
-    Attributes:
-      packed: the packed header of the part.
-      offset: first byte of the part in that rank's outbox.
-    """
-
-    packed: bytes
-    offset: int
+    packed: bytes  # header of the part
+    offset: int  # first byte of the part in that rank's outbox
 
 
 class Mailboxes:
-    """The outboxes of this rank, and of the other ranks of its machine.
-
-    Attributes:
-      links: a connected socket for each other rank.
-    """
+    """The outboxes of this rank, and of the other ranks of its machine, connected by `links`."""
 
     def __init__(self, links: dict[int, socket.socket]) -> None:
         self.links = links
@@ -98,16 +89,11 @@ class Mailboxes:
     def send(
         self, turn: int, headers: Sequence[bytes], parts: Sequence[np.ndarray], same: bool
     ) -> None:
-        """Sends each rank its part.
+        """Sends each rank of this machine its part, contiguous rows. LinkError: a rank is gone.
 
         Args:
-          turn: number of the collective.
-          headers: (ranks of the job,) packed.
-          parts: (ranks of the job,) contiguous rows; those of other machines are skipped.
+          headers, parts: of all ranks of the job.
           same: whether all parts are one array.
-
-        Raises:
-          LinkError: a rank is gone.
         """
         outbox = self._outboxes[turn % 2]
         kept = [parts[peer].nbytes for peer in self.links]
@@ -136,8 +122,7 @@ class Mailboxes:
     def receive(self, peer: int) -> Signal:
         """Waits for a rank's signal, and remaps its outbox if that has grown.
 
-        Raises:
-          LinkError: the rank is gone.
+        LinkError: the rank is gone.
         """
         signal = self._receive(peer)
         if signal is None:
@@ -147,8 +132,7 @@ class Mailboxes:
     def look(self, turn: int, peer: int) -> Signal | None:
         """Returns a rank's signal of this turn, or None if it has not arrived.
 
-        Raises:
-          LinkError: the rank is gone, or this one has closed its links.
+        LinkError: the rank is gone, or this one has closed its links.
         """
         if peer not in self._early:
             link = self.links[peer]
@@ -201,8 +185,7 @@ class LastWords:
     def __init__(self, peers: dict[int, socket.socket]) -> None:
         """Shares this rank's memory with the others and maps theirs. Every rank must call it.
 
-        Raises:
-          OSError: a rank is gone, or has shared none.
+        OSError: a rank is gone, or has shared none.
         """
         self._mine, file = _shared_memory(_LAST_WORDS_BYTES)
         try:
@@ -507,8 +490,7 @@ class HostsCommunicator(Communicator):
 def is_wanted() -> bool:
     """Whether ranks on one machine may exchange through shared memory.
 
-    Raises:
-      ValueError: SOK_LITE_COMM_LOCAL is neither 0 nor 1.
+    ValueError: SOK_LITE_COMM_LOCAL is neither 0 nor 1.
     """
     switch = os.environ.get(SWITCH_VARIABLE, "").strip()
     if switch not in ("", "0", "1"):

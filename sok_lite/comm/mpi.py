@@ -21,10 +21,8 @@ class MpiCommunicator(Communicator):
     there. MPI cannot leave what follows: a rank that breaks off inside a collective ends the job.
 
     Rows are sent with a derived datatype per row, so MPI's int32 counts and offsets count rows: the
-    limit is 2^31 - 1 rows per call, of any length.
-
-    Raises:
-      CommunicatorError: mpi4py or the MPI library is missing, or MPI allows no second thread.
+    limit is 2^31 - 1 rows per call, of any length. CommunicatorError: mpi4py or the MPI library is
+    missing, or MPI allows no second thread.
     """
 
     shares_memory = True

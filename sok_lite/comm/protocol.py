@@ -42,15 +42,10 @@ _SMALL_REDUCE_BYTES = 64 * 1024
 
 
 class Gathered(NamedTuple):
-    """The rows received by this rank, and their number per rank.
+    """The rows received by this rank, and their number per rank."""
 
-    Attributes:
-      rows: (m, ...), the rows of rank 0 first, then those of rank 1, and so on.
-      recv_splits: (size,) int32, number of rows from each rank; they sum to m.
-    """
-
-    rows: np.ndarray
-    recv_splits: np.ndarray
+    rows: np.ndarray  # (m, ...), ordered by rank
+    recv_splits: np.ndarray  # (size,) int32, number of rows from each rank
 
     def by_rank(self) -> list[np.ndarray]:
         """Returns the rows of each rank, views of `rows`."""
@@ -293,9 +288,8 @@ class Communicator(ABC):
         """Implements `alltoallv` for checked arguments: rows (n, k) contiguous, k > 0, int32
         splits.
 
-        Raises:
-          CommunicatorError: on every rank; then either this communicator rejects further calls or
-            all ranks may go on to the next collective.
+        CommunicatorError: on every rank; then either this communicator rejects further calls or all
+        ranks may go on to the next collective.
         """
 
     @abstractmethod
@@ -420,8 +414,7 @@ def _checked_rows(rows: Any, caller: str) -> np.ndarray:
 def _checked_splits(splits: Any, size: int, name: str) -> np.ndarray:
     """Returns splits as (size,) int64, so that their sum cannot wrap.
 
-    Raises:
-      ValueError: another length, or a value out of range. TypeError: not integers.
+    ValueError: another length, or a value out of range. TypeError: not integers.
     """
     array = np.asarray(splits)
     if array.ndim != 1 or array.shape[0] != size:
@@ -457,12 +450,7 @@ def _reduced(stacked: np.ndarray, op: str) -> np.ndarray:
 def _trace(
     rank: int, name: str, array: np.ndarray | None, splits: np.ndarray | None = None
 ) -> None:
-    """Prints a line about a collective of this rank, if requested.
-
-    Args:
-      array: what is sent, or None.
-      splits: (size,) rows for each rank; None: all rows for all.
-    """
+    """Prints a line about a collective of this rank, if requested; no splits: all rows for all."""
     if not os.environ.get(TRACE_VARIABLE):
         return
     what = "" if array is None else f" {array.dtype}{list(array.shape)}"

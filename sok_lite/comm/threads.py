@@ -41,8 +41,7 @@ class _World:
     def meet(self, rank: int, call: str, item: Any) -> list[Any]:
         """Waits for all ranks; returns their items in rank order.
 
-        Raises:
-          CommunicatorError: another rank failed, returned, or makes another call.
+        CommunicatorError: another rank failed, returned, or makes another call.
         """
         with self._condition:
             self._raise_if_broken()
@@ -139,9 +138,7 @@ def run_ranks(size: int, fn: Callable[[Communicator], T], timeout: float = 60.0)
     """Runs fn(comm) on `size` threads, one per rank, and waits for all.
 
     Args:
-      size: number of ranks.
       fn: the program of every rank; `comm.rank` tells them apart.
-      timeout: seconds for the whole run.
 
     Returns:
       The results of fn by rank.

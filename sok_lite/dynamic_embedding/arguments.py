@@ -52,8 +52,7 @@ def checked_dtypes(key_dtype: Any, value_dtype: Any) -> tuple[tf.DType, tf.DType
 def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
     """Returns keys of any shape as a tensor of the dtype.
 
-    Raises:
-      DtypeError: a tensor of another dtype, or values that are not such keys.
+    DtypeError: a tensor of another dtype, or values that are not such keys.
     """
     if isinstance(keys, tf.Variable):
         keys = keys.read_value()
@@ -110,15 +109,9 @@ def _integers_of(keys: Any, dtype: tf.DType, name: str) -> Any:
 
 
 def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name: str) -> tf.Tensor:
-    """Returns values as a tensor (n, dim), one row for each of n keys.
+    """Returns values (keys.shape + [dim]) as a tensor (n, dim), one row for each of n keys.
 
-    Args:
-      values: keys.shape + [dim].
-      keys: of any shape.
-
-    Raises:
-      DtypeError: a tensor of another dtype, or values that cannot be converted.
-      ShapeError: another shape.
+    DtypeError: a tensor of another dtype, or not convertible. ShapeError: another shape.
     """
     if isinstance(values, tf.Variable):
         values = values.read_value()

@@ -45,13 +45,9 @@ class _Session(threading.local):
     """The variables of a thread by name in eager mode.
 
     They are dropped with the thread's default graph, which `clear_session` replaces.
-
-    Attributes:
-      graph: weak reference to that graph; None: the thread asked for no variable yet.
-      names: the variables.
     """
 
-    graph: "weakref.ref[tf.Graph] | None" = None
+    graph: "weakref.ref[tf.Graph] | None" = None  # None: the thread asked for no variable yet
     names: dict[str, Variable]
 
 
@@ -109,11 +105,9 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
     """Returns the variable of a Keras layer: layers of one name in a session share it.
 
     A thread begins its own session with its first layer. Layers made from a config, as by
-    `load_model`, share exactly what was shared when saved.
-
-    Raises:
-      ValueError: the variable exists with another dtype, dim or number of shards.
-      NotImplementedError: `clone_model` makes the layer, and would copy no row.
+    `load_model`, share exactly what was shared when saved. ValueError: the variable exists with
+    another dtype, dim or number of shards. NotImplementedError: `clone_model` makes the layer, and
+    would copy no row.
     """
     guard.tell(share_in_copies)
     guard.refuse_clone()

@@ -17,7 +17,7 @@ class KVCreator:
     """Creates tables of one kind. Subclass it for custom tables.
 
     Args:
-      config: settings of the tables.
+      config: settings of the tables; None: defaults.
       saver: how their rows are saved; None: in TensorFlow's checkpoints.
 
     Raises:
@@ -120,12 +120,7 @@ class HkvHashTableConfig:
 
 
 class HkvHashTableCreator(_OwnCreator):
-    """Creates `HkvHashTable`s, bounded tables with two memory tiers.
-
-    Args:
-      config: a `HkvHashTableConfig`; None: its defaults.
-      saver: how their rows are saved; None: in TensorFlow's checkpoints.
-    """
+    """Creates `HkvHashTable`s, bounded tables with two memory tiers, by a `HkvHashTableConfig`."""
 
     table_class = HkvHashTable
 
@@ -137,12 +132,7 @@ class HkvHashTableCreator(_OwnCreator):
 
 
 class RedisTableCreator(_OwnCreator):
-    """Creates `RedisTable`s, whose rows are in Redis.
-
-    Args:
-      config: a `RedisTableConfig`; None: its defaults.
-      saver: how their rows are saved; None: in TensorFlow's checkpoints.
-    """
+    """Creates `RedisTable`s, whose rows are in Redis, by a `RedisTableConfig`."""
 
     table_class = RedisTable
 

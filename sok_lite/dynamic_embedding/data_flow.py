@@ -15,8 +15,6 @@ def dynamic_partition(
     Args:
       data: partitions.shape + any.
       partitions: int32 in [0, num_partitions).
-      num_partitions: number of outputs.
-      name: of the operation.
 
     Returns:
       num_partitions tensors, in the order of `data`.
@@ -37,7 +35,6 @@ def dynamic_stitch(
         index wins.
       data: as many tensors, each of its indices' shape + any.
       use_fast: no effect; it selects a kernel on TFRA's GPU.
-      name: of the operation.
 
     Returns:
       (1 + the largest index, ...).

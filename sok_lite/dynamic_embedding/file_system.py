@@ -34,19 +34,12 @@ _SLOTS = 1 << 16  # index slots per read
 
 
 class Source(NamedTuple):
-    """A table and the layout of its files.
+    """A table and the layout of its files."""
 
-    Attributes:
-      rows: the `HashTable`.
-      layout: of the files.
-      num_shards: in this process.
-      partitioner: maps keys to shards, and to processes.
-    """
-
-    rows: Any
+    rows: Any  # the `HashTable`
     layout: Layout
-    num_shards: int = 1
-    partitioner: Partitioner = default_partition_fn
+    num_shards: int = 1  # in this process
+    partitioner: Partitioner = default_partition_fn  # maps keys to shards, and to processes
 
     def owners(self, keys: Any, number: int) -> np.ndarray:
         """Returns the shard or process of each key (n,), out of `number`."""
@@ -68,8 +61,7 @@ def rows_of(holder: Any) -> Any:
 def source_of(holder: Any) -> Source:
     """Returns the `Source` of a `Variable` or a `HashTable`.
 
-    Raises:
-      ValueError: files cannot hold such keys or rows.
+    ValueError: files cannot hold such keys or rows.
     """
     rows = rows_of(holder)
     layout = make_layout(
@@ -262,13 +254,9 @@ def _call(
     dirpath_env: str | None,
     function: Callable[[Source, str], None],
 ) -> Any:
-    """Calls a function with the source of a holder and a folder.
+    """Calls a function with the source of a holder and a folder (string, path or string tensor).
 
-    Args:
-      dirpath: the folder: a string, path or string tensor.
-
-    Returns:
-      None in eager mode, the operation in a graph.
+    Returns None in eager mode, the operation in a graph.
     """
     folder = dirpath if tf.is_tensor(dirpath) else os.fspath(dirpath)
 
@@ -286,7 +274,7 @@ def file_call(
     texts: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType] = (),
 ) -> Any:
-    """Calls a function with a holder and strings, at once or from a graph.
+    """Calls a function with a holder and scalar string tensors, at once or from a graph.
 
     In a graph, file errors become TensorFlow's InvalidArgumentError with the same text.
 
@@ -294,7 +282,6 @@ def file_call(
       holder: a graph keeps only a weak reference.
       what: names the operation in errors.
       function: takes the holder and bytes.
-      texts: scalar string tensors.
       dtypes: [tf.string] if the function returns a string.
 
     Returns:
@@ -330,13 +317,7 @@ def save_table(
 ) -> Any:
     """Writes all keys and rows of a table, or of one shard of a variable.
 
-    Args:
-      file_name: of the files, without endings; None: the name that a variable uses.
-      dirpath: the folder, or a string tensor; created if missing.
-      dirpath_env: environment variable that overrides `dirpath`.
-      append_to_file: append to existing files.
-      buffer_size: keys per write.
-      name: not used.
+    Arguments as for `Variable.save_to_file_system`; `file_name` has no ending, None: as a variable.
     """
     names = None if file_name is None else [file_name]
     holder, only = table.saved_as
@@ -354,17 +335,13 @@ def load_table(
 ) -> Any:
     """Replaces the content of a table by that of files, or of a shard by its keys in them.
 
-    Other shards stay as they are.
+    Arguments as for `Variable.load_from_file_system`. Other shards stay as they are.
 
     Args:
-      dirpath: the folder, or a string tensor.
       file_name: of the files, without endings, which another table may have written; None: the name
         that a variable uses.
-      dirpath_env: environment variable that overrides `dirpath`.
       load_entire_dir: load all files of one save, of any shards and processes, of the table or the
         table whose shard `file_name` names.
-      buffer_size: keys per read.
-      name: not used.
     """
     names = None if file_name is None else [file_name]
     holder, only = table.saved_as

@@ -36,14 +36,10 @@ class HkvHashTable(HashTable):
     """A table that evicts keys beyond `max_capacity`.
 
     Rows beyond `max_hbm_for_values` lie in host memory. Lookups by the program do not count as
-    seen, because they change nothing: writes and training do.
+    seen, because they change nothing: writes and training do. Further arguments as for
+    `CuckooHashTable`.
 
     Args:
-      key_dtype: tf.int64, tf.int32 or tf.string.
-      value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
-      default_value: row of a missing key, (dim,) numbers; its length sets dim.
-      name: of the table; also seeds random initial values.
-      checkpoint: whether checkpoints include it.
       init_capacity: initial number of keys. TFRA starts with 1,048,576; this table grows.
       max_capacity: keys before eviction, rounded up to a power of two. The default 2**31 evicts
         none; TFRA's is 1,048,576.
@@ -121,8 +117,7 @@ class HkvHashTable(HashTable):
     def after_update(self, keys: tf.Tensor) -> Any:
         """Sets the scores of trained keys (n,), and counts a step of the epoch.
 
-        Returns:
-          None in eager mode or if there is nothing to do, the operation in a graph.
+        Returns the operation in a graph if there is something to do, else None.
         """
         done = None
         if self._gen_scores is not None:
@@ -132,25 +127,14 @@ class HkvHashTable(HashTable):
     def export_keys_and_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,) and their scores (n,) int64.
-
-        Args:
-          split_size: keys per chunk; at least 1.
-
-        Raises:
-          ValueError: `split_size` is no integer above 0.
-        """
+        """Returns all keys (n,) and scores (n,) int64, reading `split_size` (>= 1) at a time."""
         keys, _, scores = self.export_with_scores(split_size)
         return keys, scores
 
     def export_with_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,), their rows (n, dim) and scores (n,) int64.
-
-        Raises:
-          ValueError: `split_size` is no integer above 0.
-        """
+        """Returns all keys (n,), rows (n, dim) and scores (n,) int64, `split_size` at a time."""
         if not is_integer(split_size) or split_size < 1:
             raise ValueError(
                 f"`split_size` must be an integer above 0. Received: split_size={split_size!r}."

@@ -29,11 +29,8 @@ def initial_value(
       initializer: None (zeros); a number, or an array or tensor of one number or `dim` numbers,
         truncated for integer rows; an initializer of Keras 3, tf_keras or TensorFlow; or a function
         that returns one of these, called with `shape=[dim]` or without arguments.
-      dim: elements of a row.
-      dtype: of the rows.
       row_shape: (fan_in, fan_out) for Glorot and the like. None: as Keras does for a vector, fan_in
         = fan_out = dim, with a warning on what TFRA would draw.
-      name: of the variable, for the warning.
 
     Raises:
       DtypeError: a string, or another type.

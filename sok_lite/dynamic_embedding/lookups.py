@@ -76,22 +76,7 @@ def embedding_lookup_unique(
     max_norm: float | None = None,
     return_trainable: bool = False,
 ) -> Any:
-    """Does the same as `embedding_lookup`, which deduplicates keys where that is cheapest.
-
-    Args:
-      params: a `Variable`, trainable or `HvdVariable`, or a list of one.
-      ids: keys of any shape, of the variable's key dtype.
-      partition_strategy, validate_indices: not used.
-      name: of the trainable; required in eager mode for a `Variable`.
-      max_norm: clip rows to this norm when read; None: do not clip.
-      return_trainable: whether to also return the trainable.
-
-    Returns:
-      ids.shape + [dim]; with `return_trainable` (rows, trainable).
-
-    Raises:
-      ValueError, TypeError, NotImplementedError: as `embedding_lookup`.
-    """
+    """Does the same as `embedding_lookup`, which deduplicates keys where that is cheapest."""
     return _looked_up(params, ids, name, "embedding_lookup_unique", max_norm, return_trainable)
 
 
@@ -108,24 +93,22 @@ def embedding_lookup_sparse(
 ) -> Any:
     """Returns the rows of keys, combined per row of a sparse matrix.
 
+    Other arguments and errors as for `embedding_lookup`.
+
     Args:
-      params: a `Variable`, trainable or `HvdVariable`, or a list of one.
       sp_ids: keys as a SparseTensor or RaggedTensor (batch, ...) of rank >= 2: all keys of one
         index in the first dimension are combined.
       sp_weights: weights in the same form and row lengths; None: all 1.
-      partition_strategy: not used.
       name: of the trainable, also known as `<name>/embedding_lookup`.
       combiner: "mean" (also None), "sqrtn" or "sum".
       max_norm: clip rows to this norm before combining.
-      return_trainable: whether to also return the trainable.
 
     Returns:
       (batch, dim) of the variable's value dtype, float32 for float16 and bfloat16 values; zeros for
       a row without keys. With `return_trainable` (rows, trainable).
 
     Raises:
-      ValueError: another combiner, or several params.
-      TypeError: ids or weights of another type or dtype.
+      ValueError: another combiner. TypeError: ids or weights of another type or dtype.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sp_ids, sp_weights)
@@ -150,25 +133,15 @@ def safe_embedding_lookup_sparse(
 ) -> Any:
     """As `embedding_lookup_sparse`, for any rank, invalid weights and empty rows.
 
-    Keys with weights <= 0 are left out, except for "sum". Any key is valid, even negative.
+    Keys with weights <= 0 are left out, except for "sum". Any key is valid, even negative. Other
+    arguments and errors as there.
 
     Args:
-      embedding_weights: a `Variable`, trainable or `HvdVariable`, or a list of one.
       sparse_ids: a SparseTensor or RaggedTensor of rank >= 2; its last dimension is combined.
-      sparse_weights: weights in the same form; None: all 1.
-      combiner: "mean" (also None), "sqrtn" or "sum".
       default_id: the key of an empty row; None: an empty row returns zeros without a lookup.
-      name: of the trainable, also known as `<name>/embedding_lookup`.
-      partition_strategy: not used.
-      max_norm: clip rows to this norm before combining.
-      return_trainable: whether to also return the trainable.
 
     Returns:
       sparse_ids.shape[:-1] + [dim], ragged where the ids are.
-
-    Raises:
-      ValueError: another combiner, several params, or a SparseTensor of rank 1.
-      TypeError: ids or weights of another type or dtype.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sparse_ids, sparse_weights)
@@ -253,8 +226,7 @@ class HvdVariable:
           ids.shape + [embedding_size], ragged as `ids` are.
 
         Raises:
-          NotImplementedError: `ids` is a SparseTensor.
-          ValueError: keys of another dtype; also a TypeError.
+          NotImplementedError: a SparseTensor. ValueError, also a TypeError: keys of another dtype.
         """
         if isinstance(ids, tf.SparseTensor):
             raise NotImplementedError(

@@ -16,7 +16,6 @@ def sparse_segment_sum(
       data: (n, ...) numbers.
       indices: (m,) int32 or int64, rows of `data`.
       segment_ids: (m,) int32 or int64, sorted and >= 0: the output row of each.
-      name: of the operation.
       num_segments: number of output rows; None: derived from `segment_ids`.
 
     Returns:
@@ -31,32 +30,18 @@ def sparse_segment_sum(
 def sparse_fill_empty_rows(
     sp_input: tf.SparseTensor, default_value: Any, name: str | None = None
 ) -> tuple[tf.SparseTensor, tf.Tensor]:
-    """Fills each empty row with one value, as `tf.sparse.fill_empty_rows` does.
+    """Fills each empty row of a SparseTensor (rows, columns) with a scalar.
 
-    Args:
-      sp_input: a (rows, columns) sparse tensor.
-      default_value: a scalar of its dtype.
-      name: of the operation.
-
-    Returns:
-      (the filled sparse tensor, ordered by index; (rows,) bool, whether a row was empty).
-
-    Raises:
-      TypeError: `sp_input` is no SparseTensor.
+    As `tf.sparse.fill_empty_rows`. Returns (the filled sparse tensor, ordered by index; (rows,)
+    bool, whether a row was empty). TypeError: `sp_input` is no SparseTensor.
     """
     return tf.sparse.fill_empty_rows(sp_input, default_value, name)
 
 
 def sparse_reshape(sp_input: tf.SparseTensor, shape: Any, name: str | None = None) -> Any:
-    """Reshapes a sparse tensor, as `tf.sparse.reshape` does.
-
-    Args:
-      sp_input: a sparse tensor.
-      shape: of the result, with as many elements; one -1 is inferred.
-      name: of the operation.
+    """Reshapes a SparseTensor, as `tf.sparse.reshape` does; one -1 in the shape is inferred.
 
     Raises:
-      TypeError: `sp_input` is no SparseTensor.
-      ValueError: `shape` has another number of elements, or more than one -1.
+      TypeError: `sp_input` is no SparseTensor. ValueError: the shape does not match its size.
     """
     return tf.sparse.reshape(sp_input, shape, name)

@@ -30,14 +30,10 @@ def default_partition_fn(keys: tf.Tensor, shard_num: int) -> tf.Tensor:
 
 
 def partitioned(partitioner: Partitioner, keys: tf.Tensor, shard_num: int) -> tf.Tensor:
-    """Returns the checked shard of each key, (n,) int32.
+    """Returns the checked shard of each key (n,), int32.
 
-    Args:
-      keys: (n,).
-
-    Raises:
-      PartitionError: not an int32 tensor of the keys' shape, or a number out of range; in a graph
-        TensorFlow's InvalidArgumentError for the latter.
+    PartitionError: not an int32 tensor of the keys' shape, or a number out of range; in a graph
+    TensorFlow's InvalidArgumentError for the latter.
     """
     shards = tf.convert_to_tensor(partitioner(keys, shard_num))
     if shards.dtype != tf.int32 or not shards.shape.is_compatible_with(keys.shape):

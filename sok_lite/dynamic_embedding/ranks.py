@@ -15,12 +15,7 @@ def communicator(what: str) -> Communicator:
     """Returns the job's communicator, connecting the ranks if needed. Every rank must call it.
 
     Horovod connects them if it was initialized or `horovodrun` started them, otherwise MPI.
-
-    Args:
-      what: names the caller in errors.
-
-    Raises:
-      ValueError: several ranks were launched, and they cannot be connected.
+    ValueError: several ranks were launched that cannot be connected; it names `what`.
     """
     try:
         return job.communicator()
@@ -46,14 +41,9 @@ def are_several() -> bool:
 def refuse_parameter_servers(name: str, devices: Iterable[str]) -> None:
     """Raises if workers of a TensorFlow cluster were to share the shards of a table.
 
-    Each worker would have its own table, trained on its part of the data only.
-
-    Args:
-      name: of the table.
-      devices: of its shards; a job's device has it in its name, as "/job:ps/task:0".
-
-    Raises:
-      NotImplementedError: a device names a job, and TF_CONFIG lists several workers.
+    Each worker would have its own table, trained on its part of the data only. A job's device has
+    its name, as "/job:ps/task:0". NotImplementedError: a device names a job, and TF_CONFIG lists
+    several workers.
     """
     remote = [device for device in devices if re.search(r"/job:(?!localhost\b)", device)]
     if remote and (count := _num_workers()) > 1:

@@ -106,13 +106,10 @@ def read_settings(
 
 
 def make_settings(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Returns all settings: `overrides`, and defaults for the rest.
+    """Returns all settings: `overrides` by name, and defaults for the rest.
 
-    Args:
-      overrides: settings by name. A scalar may replace a list of one, 0 or 1 a bool.
-
-    Raises:
-      ValueError: an unknown setting, or an invalid value.
+    A scalar may replace a list of one, 0 or 1 a bool. ValueError: an unknown setting, or an invalid
+    value.
     """
     if not isinstance(overrides, dict):
         raise ValueError(
@@ -147,14 +144,8 @@ def make_settings(overrides: dict[str, Any]) -> dict[str, Any]:
 def connect(settings: dict[str, Any]) -> Any:
     """Returns a thread-safe client of the Redis in the settings.
 
-    It never retries a command: if the answer is lost, the caller gets the error.
-
-    Args:
-      settings: of `make_settings` or `read_settings`.
-
-    Raises:
-      ConnectionError: no Redis answers, or it rejects the user.
-      ImportError: the package `redis` is not installed.
+    It never retries a command: if the answer is lost, the caller gets the error. ConnectionError:
+    no Redis answers, or it rejects the user. ImportError: the package `redis` is not installed.
     """
     try:
         import redis

@@ -50,17 +50,11 @@ end
 
 
 class Column(NamedTuple):
-    """A column behind the rows.
-
-    Attributes:
-      name: of the column; with other bytes it is another column.
-      num_bytes: length.
-      initial: initial bytes, repeated to fill the column.
-    """
+    """A column behind the rows."""
 
     name: str
     num_bytes: int
-    initial: bytes
+    initial: bytes  # repeated to fill the column
 
     def text(self) -> str:
         """Returns the column in Redis' form."""
@@ -74,12 +68,7 @@ class Column(NamedTuple):
 
 
 class Layout:
-    """The layout of a value: a row, then its columns.
-
-    Attributes:
-      places: the slice of each column in a value.
-      num_bytes: of a value with all columns.
-    """
+    """The layout of a value: a row, then its columns, at `places`; `num_bytes` in all."""
 
     def __init__(self, row_bytes: int, columns: Iterable[Column] = ()) -> None:
         self.row_bytes = row_bytes
@@ -92,10 +81,9 @@ class Layout:
         self.num_bytes = len(self._initial)
 
     def rows(self, values: np.ndarray) -> np.ndarray | None:
-        """Returns values with all columns, (n, num_bytes) uint8, or None if a length is invalid.
+        """Returns values, (n,) objects (bytes, or None for a row of 0), with all columns.
 
-        Args:
-          values: (n,) objects: bytes, or None for a row of 0.
+        They are (n, num_bytes) uint8, or None if a length is invalid.
         """
         lengths = np.array([0 if value is None else len(value) for value in values], np.int64)
         rows = np.tile(np.frombuffer(self._initial, np.uint8), (len(values), 1))
@@ -132,14 +120,11 @@ class RedisStore:
     have been executed.
 
     Args:
-      settings: of `redis_settings`.
       name: of the table. Stores of the same name and model_tag_runtime are one table.
-      row_bytes: length of a row.
       num_buckets: for a new table; an existing one keeps its own.
       row_type: describes a row, such as "3 x float32".
 
     Attributes:
-      name, row_bytes, num_buckets: of the table.
       is_new: whether it was just created.
 
     Raises:
@@ -202,10 +187,7 @@ class RedisStore:
         return self.place_of(Column(name, 4 * dim, np.float32(initial).tobytes()))
 
     def get(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Reads rows.
-
-        Args:
-          keys: (n,) int64.
+        """Reads the rows of keys (n,) int64.
 
         Returns:
           ((n,) bool, found; (n, row and column bytes) uint8: a missing row is 0 with initial
@@ -226,11 +208,10 @@ class RedisStore:
         return values
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Writes rows; columns stay as they are. The last row of a repeated key wins.
+        """Writes rows of keys (n,) int64; columns stay as they are. The last of a repeated key
+        wins.
 
-        Args:
-          keys: (n,) int64.
-          rows: (n, row_bytes) uint8, or wider with the first columns.
+        Rows are (n, row_bytes) uint8, or wider with the first columns.
         """
         pairs = np.stack([fields_of(keys), objects_of(rows)], axis=1)
         for parts in self._batches(keys):
@@ -253,7 +234,6 @@ class RedisStore:
         changed that often, in sequence, one round trip each: callers should merge repeats.
 
         Args:
-          keys: (n,) int64.
           function: takes (m,) positions in `keys`, and the results of `get` for them, read-only.
             Returns (m,) bool, which to write, and rows with columns. It is called until all are
             written.
@@ -282,12 +262,10 @@ class RedisStore:
         self._send(self._everything(), lambda pipe, bucket, _: pipe.unlink(bucket))
 
     def export(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields all keys and rows in chunks of about keys_sending_size keys, in no order.
+        """Yields (keys (m,) int64, rows and columns (m, bytes) uint8), about keys_sending_size at a
+        time.
 
-        Each key appears once; one that is written or removed meanwhile may be missing.
-
-        Yields:
-          ((m,) int64, (m, row and column bytes) uint8).
+        In no order. Each key appears once; one written or removed meanwhile may be missing.
         """
         for bucket, _ in self._everything():
             seen: set[bytes] = set()

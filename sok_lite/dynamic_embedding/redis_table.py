@@ -36,13 +36,10 @@ class RedisTable(HashTable):
     All tables of one name and model_tag_runtime are the same table, in any process: what one writes
     or trains the others read, and no worker's update is lost. Optimizers with equal states, such as
     two Adams, share them. Checkpoints hold nothing of the table, and restoring leaves its rows
-    unchanged.
+    unchanged. Further arguments as for `CuckooHashTable`.
 
     Args:
       key_dtype: tf.int64 or tf.int32.
-      value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
-      default_value: row of a missing key, (dim,) numbers; its length sets dim.
-      name: of the table; also seeds random initial values.
       checkpoint: whether to warn that checkpoints do not have its rows.
       device, shard_saveable_object_fn: not used.
       config: a `RedisTableConfig`; None: its defaults.

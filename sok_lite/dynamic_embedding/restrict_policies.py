@@ -10,10 +10,8 @@ from sok_lite.engine.dtypes import check_integer
 
 @unconverted
 class RestrictPolicy:
-    """Base class: records a status of trained keys, and chooses the keys to keep.
-
-    Args:
-      var: the `Variable`.
+    """Base class: records a status of trained keys, and chooses the keys to keep. Methods return
+    None in eager mode, the operation in a graph.
 
     Attributes:
       var: the variable.
@@ -50,9 +48,6 @@ class RestrictPolicy:
 
         Args:
           ids: keys (n,), which may repeat.
-
-        Returns:
-          None in eager mode, the operation in a graph.
         """
         raise NotImplementedError("A RestrictPolicy of one's own defines apply_update().")
 
@@ -63,9 +58,6 @@ class RestrictPolicy:
           num_reserved: keys to keep, of the highest status; on a tie the first in
             `status.export()`.
           **kwargs: `trigger`: does nothing up to this number of keys; default `num_reserved`.
-
-        Returns:
-          None in eager mode, the operation in a graph.
 
         Raises:
           TypeError: a number is no integer. ValueError: it is negative.

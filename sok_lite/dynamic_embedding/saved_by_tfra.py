@@ -22,9 +22,7 @@ _IN_FILES = "table-shard_upsert_restore"
 class ShardsOfTfra:
     """Collects the shards of a table, and restores it when all have arrived.
 
-    Args:
-      rows: the `HashTable`, weakly referenced.
-      path: of the checkpoint; None: unknown.
+    It references the table weakly. `path` is the checkpoint's, or None if unknown.
     """
 
     def __init__(self, rows: Any, path: str | None) -> None:

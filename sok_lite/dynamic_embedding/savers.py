@@ -110,8 +110,7 @@ class FileSystemSaver(DynamicEmbeddingSaver):
 class VariableFiles:
     """Writes and reads the files of a variable, which it references weakly.
 
-    Raises:
-      ValueError: files cannot hold such keys or rows.
+    ValueError: files cannot hold such keys or rows.
     """
 
     def __init__(self, variable: Any, saver: FileSystemSaver) -> None:

@@ -28,18 +28,14 @@ def embedding_lookup(
     name: str | None = None,
     validate_indices: Any = None,
 ) -> tf.Tensor:
-    """Returns the rows of keys, with a gradient of the shadow.
+    """Returns the rows of keys, ids.shape + [dim], with a gradient of the shadow.
+
+    `partition_strategy`, `name` and `validate_indices` have no effect.
 
     Args:
       shadow: a `ShadowVariable`.
-      ids: keys of any shape, of the variable's key dtype.
-      partition_strategy, name, validate_indices: not used.
-
-    Returns:
-      ids.shape + [dim].
-
-    Raises:
-      ValueError: keys of another dtype; also a TypeError.
+      ids: keys of any shape, of the variable's key dtype; else a ValueError that is also a
+        TypeError.
     """
     if ids.dtype != shadow.params.key_dtype:
         raise wrong_ids(ids.dtype, shadow.params)
@@ -58,10 +54,8 @@ def embedding_lookup_unique_base(
 
     Args:
       ids: a tensor of any shape, or a RaggedTensor.
-      embedding_size: elements of a row.
       lookup_function: maps keys (n,) to rows (n, embedding_size).
       with_unique: whether to deduplicate keys first.
-      name: not used.
 
     Returns:
       ids.shape + [embedding_size], ragged as `ids` are.
@@ -91,19 +85,11 @@ def embedding_lookup_unique(
     with_unique: bool = True,
     name: str | None = None,
 ) -> Any:
-    """As `embedding_lookup`, also for ragged keys.
+    """As `embedding_lookup`, also for ragged keys: ids.shape + [embedding_size], ragged as `ids`
+    are.
 
     Gradients of repeated keys are summed, whatever `with_unique` is: keys are deduplicated where
     rows are updated.
-
-    Args:
-      shadow: a `ShadowVariable`.
-      ids: a tensor of any shape, or a RaggedTensor.
-      embedding_size: elements of a row.
-      with_unique, name: not used.
-
-    Returns:
-      ids.shape + [embedding_size], ragged as `ids` are.
     """
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(embedding_lookup(shadow, ids.flat_values))

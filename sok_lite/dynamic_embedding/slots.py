@@ -48,9 +48,7 @@ class SlotVariable:
     def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
         """Returns the states of keys, keys.shape + [dim]; initial values for missing keys.
 
-        Args:
-          keys: of any shape.
-          return_exists: whether to also return which keys are in the table.
+        With `return_exists` also which keys are in the table.
         """
         states = self._view.sparse_read(self.params.keys_of(keys))
         if not return_exists:
@@ -58,14 +56,7 @@ class SlotVariable:
         return states, self.params.lookup(keys, return_exists=True)[1]
 
     def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the states of keys (n,) of the variable.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises:
-          ValueError: a key is not in the variable.
-        """
+        """Sets the states of keys (n,) of the variable; ValueError if a key is not in it."""
         done = self._view.assign(tf.reshape(self.params.keys_of(keys), [-1]), values)
         return None if tf.executing_eagerly() else done
 

@@ -52,28 +52,21 @@ _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
 
 class RowOptions(NamedTuple):
-    """The rows that a variable requests of a table, instead of a `default_value`.
-
-    Attributes:
-      dim: elements of a row.
-      initializer: row of a missing key: a number, a row, a function or an initializer.
-      owner: owner rule for ranks that look up together.
-      files: the `VariableFiles` to save instead of rows; None: rows.
-      row_shape: (fan_in, fan_out) for initializers that scale by it.
-    """
+    """The rows that a variable requests of a table, instead of a `default_value`."""
 
     dim: int
-    initializer: Any
-    owner: OwnerRule = AlsoLocal(MOD)
-    files: Any = None
-    row_shape: tuple[int, int] | None = None
+    initializer: Any  # row of a missing key: a number, a row, a function or an initializer
+    owner: OwnerRule = AlsoLocal(MOD)  # for ranks that look up together
+    files: Any = None  # the `VariableFiles` to save instead of rows
+    row_shape: tuple[int, int] | None = None  # (fan_in, fan_out) for initializers
 
 
 @unconverted
 class HashTable(TableVariable, SaveableObject):
     """Rows by key: the base of `CuckooHashTable`, `HkvHashTable` and `RedisTable`.
 
-    A `tf.compat.v1.train.Saver` accepts it, as a SaveableObject.
+    A `tf.compat.v1.train.Saver` accepts it, as a SaveableObject. Methods that write return None in
+    eager mode, the operation in a graph. The argument `name` of methods has no effect.
 
     Args:
       key_dtype: tf.int64, tf.int32 or tf.string.
@@ -166,13 +159,10 @@ class HashTable(TableVariable, SaveableObject):
         return self.lookup(indices)
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
-        """Returns keys of any shape as the table's integers.
+        """Returns keys of any shape as the table's integers. DtypeError: they are not its keys.
 
         Args:
           remember: whether they may be inserted.
-
-        Raises:
-          DtypeError: they are not keys of the table.
         """
         keys = checked_keys(keys, self.key_dtype, self.name)
         return keys if self._texts is None else self._texts.keys(keys, remember)
@@ -208,16 +198,14 @@ class HashTable(TableVariable, SaveableObject):
         return_exists: bool = False,
         name: str | None = None,
     ) -> Any:
-        """Returns the rows of keys. It changes nothing.
+        """Returns the rows of keys, keys.shape + [dim]. It changes nothing.
 
         Args:
           keys: of any shape.
           dynamic_default_values: keys.shape + [dim] or (dim,): rows for missing keys instead of the
             table's default.
-          return_exists: whether to also return which keys are in the table.
-
-        Returns:
-          keys.shape + [dim]; with `return_exists` also a bool of the keys' shape.
+          return_exists: whether to also return which keys are in the table, bool of the keys'
+            shape.
         """
         keys = self.keys_of(keys)
         if dynamic_default_values is None and not return_exists:
@@ -229,14 +217,8 @@ class HashTable(TableVariable, SaveableObject):
         return (values, exists) if return_exists else values
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the rows of keys, inserting new ones; the last row of a repeated key wins.
-
-        Args:
-          keys: of any shape.
-          values: keys.shape + [dim].
-
-        Returns:
-          None in eager mode, the operation in a graph.
+        """Sets the rows (keys.shape + [dim]) of keys, inserting new ones; the last of a repeated
+        key wins.
         """
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values, ints, self.dimension, self.value_dtype, self.name)
@@ -246,30 +228,17 @@ class HashTable(TableVariable, SaveableObject):
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
         """Adds to the rows of keys, or inserts them.
 
-        If `exists` and the table agree, an existing key gets its delta added, and a missing one is
-        inserted. Other keys are skipped: another worker inserted or removed them. Deltas of a
-        repeated key are summed; on insertion the first wins.
-
-        Args:
-          keys: of any shape.
-          values_or_deltas: keys.shape + [dim].
-          exists: bool per key, as the caller knows it.
-
-        Returns:
-          None in eager mode, the operation in a graph.
+        If `exists` (bool per key) and the table agree, an existing key gets its delta added, and a
+        missing one is inserted. Other keys are skipped: another worker inserted or removed them.
+        Deltas of a repeated key are summed; on insertion the first wins. Values are keys.shape +
+        [dim].
         """
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values_or_deltas, ints, self.dimension, self.value_dtype, self.name)
         return self._accumulated(ints, exists, values)
 
     def accum_difference(self, keys: Any, old_values: Any, new_values: Any, exists: Any) -> Any:
-        """As `accum`, with new - old for keys that exist and new for others.
-
-        Args:
-          keys: of any shape.
-          exists: bool per key: whether the caller found it.
-          old_values, new_values: keys.shape + [dim].
-        """
+        """As `accum`, with new - old values for keys that exist and new values for others."""
         ints = self.keys_of(keys, remember=True)
         old, new = (
             checked_values(values, ints, self.dimension, self.value_dtype, self.name)
@@ -287,15 +256,11 @@ class HashTable(TableVariable, SaveableObject):
         return method_call(self, "accum", _accumulate, [keys, flags, *values], plan=plan)
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
-        """Removes keys with rows and optimizer states; missing keys are ignored.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-        """
+        """Removes keys with rows and optimizer states; missing keys are ignored."""
         return _done(table_ops.erase(self, self.keys_of(keys)))
 
     def clear(self, name: str | None = None) -> Any:
-        """Removes all keys. Returns None in eager mode, the operation in a graph."""
+        """Removes all keys."""
         return table_ops.clear(self)
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:

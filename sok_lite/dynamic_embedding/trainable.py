@@ -116,13 +116,8 @@ class TrainableWrapper(TableVariable):
         return tf.zeros([0], self.params.key_dtype) if self._ids is None else self._ids
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Returns the rows of keys, with a gradient; inserts nothing.
-
-        Args:
-          ids: keys of any shape, of the variable's key dtype.
-
-        Returns:
-          ids.shape + [dim].
+        """Returns the rows (ids.shape + [dim]) of keys of any shape, with a gradient; inserts
+        nothing.
         """
         if not tf.inside_function():
             self._ids = ids
@@ -148,11 +143,7 @@ class TrainableWrapper(TableVariable):
         return clipped(values, self.max_norm)
 
     def update_op(self, v0: Any = None) -> Any:
-        """Writes rows to `ids`: by default their own, which inserts missing keys.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-        """
+        """Writes rows to `ids`: by default their own, which inserts missing keys."""
         ids = self.ids
         return self.params.upsert(ids, self.params.lookup(ids) if v0 is None else v0)
 
@@ -252,7 +243,6 @@ def trainable_wrapper_filter(
     """Splits (gradient, variable) pairs, or variables, into (dense, dynamic embeddings).
 
     Args:
-      iterable_object_in: the pairs.
       test_unaggregated_function: tells whether one is of a dynamic embedding; None: whether its
         variable is a `TrainableWrapper`.
     """

@@ -48,7 +48,9 @@ class Variable(tf.__internal__.tracking.Trackable):
     All shards lie in one table on the device of the process, the GPU if there is one. `devices`
     sets the number of shards, and the partitioner assigns keys to them. On several ranks each rank
     has its own table, except where a layer or function looks up on all ranks
-    (`HvdAllToAllEmbedding`): there the partitioner assigns the owner rank.
+    (`HvdAllToAllEmbedding`): there the partitioner assigns the owner rank. Methods that write
+    return None in eager mode, the operation in a graph. Keys of another dtype raise a TypeError
+    that is also a ValueError. The argument `name` of methods has no effect.
 
     Args:
       key_dtype: tf.int64, tf.int32 or tf.string.
@@ -165,8 +167,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         """Returns what a TF1 saver saves if its list has the variable itself.
 
-        Raises:
-          NotImplementedError: its rows are elsewhere, and it has nothing to save.
+        NotImplementedError: its rows are elsewhere, and it has nothing to save.
         """
         if not (self.checkpoint and is_called_from(SAVER)):
             return {}
@@ -186,8 +187,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         """Returns a child in a checkpoint by name: the tables of a TFRA variable.
 
-        Raises:
-          ValueError: they belong to a variable of another name.
+        ValueError: they belong to a variable of another name.
         """
         if not (self.rows.checkpoint and name.startswith(LISTED)):
             return super()._lookup_dependency(name, cached_dependencies)
@@ -268,15 +268,8 @@ class Variable(tf.__internal__.tracking.Trackable):
 
         Args:
           keys: of any shape and the variable's key dtype.
-          values: keys.shape + [dim].
-          name: not used.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises:
-          TypeError: keys or values of another dtype; also a ValueError.
-          tf.errors.InvalidArgumentError: values of another shape; also a ValueError.
+          values: keys.shape + [dim]; another shape raises tf.errors.InvalidArgumentError that is
+            also a ValueError.
         """
         return self.rows.insert(self._checked_keys(keys), values)
 
@@ -288,51 +281,32 @@ class Variable(tf.__internal__.tracking.Trackable):
         If `exists` and the table agree at the start of the call, an existing key gets the
         difference added, and a missing one is inserted. Other keys are skipped: someone else
         inserted or removed them. Differences of a repeated key are summed; on insertion the first
-        row wins.
+        row wins. Errors as for `upsert`.
 
         Args:
           keys: of any shape and the variable's key dtype.
           old_values, new_values: keys.shape + [dim].
           exists: bool per key.
-          name: not used.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises: as `upsert`.
         """
         return self.rows.accum_difference(self._checked_keys(keys), old_values, new_values, exists)
 
     def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
-        """Returns the rows of keys, without a gradient. It changes nothing.
+        """Returns the rows of keys, keys.shape + [dim], without a gradient. It changes nothing.
 
         Args:
           keys: of any shape and the variable's key dtype.
-          return_exists: whether to also return which keys are in the table.
-          name: not used.
-
-        Returns:
-          keys.shape + [dim]; with `return_exists` also a bool of the keys' shape.
-
-        Raises:
-          TypeError: keys of another dtype; also a ValueError.
+          return_exists: whether to also return which keys are in the table, bool of the keys'
+            shape.
         """
         return self.rows.lookup(self._checked_keys(keys), return_exists=return_exists)
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
-        """Removes keys with their rows and optimizer states; missing keys are ignored.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises:
-          TypeError: keys of another dtype; also a ValueError.
-        """
+        """Removes keys with their rows and optimizer states; missing keys are ignored."""
         keys = self._checked_keys(keys)
         return _both(self.rows.remove(keys), self._with_status("remove", keys))
 
     def clear(self, name: str | None = None) -> Any:
-        """Removes all keys. Returns None in eager mode, the operation in a graph."""
+        """Removes all keys."""
         return _both(self.rows.clear(), self._with_status("clear"))
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -348,7 +322,6 @@ class Variable(tf.__internal__.tracking.Trackable):
 
         Args:
           index: of a shard to count, which scans all keys; None: all.
-          name: not used.
 
         Raises:
           IndexError: there is no such shard.
@@ -372,11 +345,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         )
 
     def verify_embedding_weights(self, sparse_ids: Any, sparse_weights: Any = None) -> None:
-        """Raises unless keys and weights can be looked up.
-
-        Raises:
-          ValueError: no keys. TypeError: keys of another dtype, or weights that are not floats.
-        """
+        """Raises ValueError or TypeError unless keys and weights can be looked up."""
         if sparse_ids is None:
             raise ValueError("`sparse_ids` must be given. Received: None.")
         if sparse_ids.dtype != self.key_dtype:
@@ -426,16 +395,10 @@ class Variable(tf.__internal__.tracking.Trackable):
         return self._restrict_policy.apply_restriction(num_reserved, **kwargs)
 
     def get_slot_variables(self, optimizer: Any) -> list[SlotVariable]:
-        """Returns an optimizer's states of the rows, as views by name.
+        """Returns an optimizer's states of the rows, as views by name; [] before it trained any.
 
         Args:
-          optimizer: of Keras, tf_keras or tf.compat.v1.train.
-
-        Returns:
-          Views; [] if the optimizer has not trained the variable.
-
-        Raises:
-          TypeError: not an optimizer.
+          optimizer: of Keras, tf_keras or tf.compat.v1.train; else a TypeError is raised.
         """
         family_of(optimizer)
         return slots_of(self, optimizer)
@@ -486,15 +449,10 @@ class Variable(tf.__internal__.tracking.Trackable):
           dirpath_env: environment variable that overrides `dirpath`.
           append_to_file: append to existing files.
           buffer_size: keys per write.
-          name: not used.
-
-        Returns:
-          None in eager mode, the operation in a graph, where file errors are TensorFlow's
-          InvalidArgumentError.
 
         Raises:
-          ValueError: string keys, which such files cannot hold, a rank out of range, or several
-            processes save a table in Redis.
+          ValueError: (in a graph TensorFlow's InvalidArgumentError) string keys, which such files
+            cannot hold, a rank out of range, or several processes save a table in Redis.
         """
         return file_system.save(
             self,
@@ -520,22 +478,15 @@ class Variable(tf.__internal__.tracking.Trackable):
     ) -> Any:
         """Replaces the variable's content by that of files; optimizer states start fresh.
 
-        All files are checked before anything changes. The number of shards that wrote them does not
-        matter.
+        `dirpath`, `dirpath_env` and `buffer_size` are as for `save_to_file_system`. All files are
+        checked before anything changes. The number of shards that wrote them does not matter.
 
         Args:
-          dirpath: the folder, or a string tensor.
-          dirpath_env: environment variable that overrides `dirpath`.
-          buffer_size: keys per read.
-          name: not used.
           proc_size, proc_rank: load the files of process `proc_rank` of `proc_size`.
           file_name_list: any number of names without endings instead; another variable may have
             written them.
           load_entire_dir: load the files of all processes of one save instead: of the variable, or
             of those whose shards are listed.
-
-        Returns:
-          None in eager mode, the operation in a graph.
 
         Raises:
           FileNotFoundError: files are missing.
@@ -561,20 +512,12 @@ class Variable(tf.__internal__.tracking.Trackable):
     ) -> Any:
         """Replaces the variable's content by its part of the files of any number of processes.
 
-        If `proc_size` processes wrote them, it loads the files of this one. Otherwise it reads all
-        files and takes the keys that the partitioner assigns to this process.
+        Arguments and errors as for `load_from_file_system`. If `proc_size` processes wrote them, it
+        loads the files of this one. Otherwise it reads all files and takes the keys that the
+        partitioner assigns to this process.
 
         Args:
-          dirpath: the folder, or a string tensor.
           proc_size, proc_rank: number of loading processes, and of this one.
-          buffer_size: keys per read.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises:
-          FileNotFoundError: files are missing.
-          ValueError: files of another variable, of another type or dim, or corrupt.
         """
         return file_system.load_spread(self, dirpath, proc_size, proc_rank, buffer_size)
 

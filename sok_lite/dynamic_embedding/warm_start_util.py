@@ -56,12 +56,7 @@ def warm_start(
 class WarmStartHook(tf.compat.v1.train.SessionRunHook):
     """Calls `warm_start` for a session, once: a recovered session continues from its own state.
 
-    Args:
-      ckpt_to_initialize_from: a checkpoint that `tf.compat.v1.train.Saver` wrote of variables
-        without a `FileSystemSaver`, or a folder, for its latest one.
-      vars_to_warm_start: a regular expression for the beginning of names, a list of them, or a list
-        of variables.
-      var_name_to_prev_var_name: saved names of variables that were renamed.
+    Arguments as for `warm_start`.
     """
 
     def __init__(

@@ -487,8 +487,7 @@ def _empty_if_broken_off(folder: str) -> bool:
 def _mark_folder(folder: str, rank: int) -> None:
     """Marks a locked folder as a `Checkpoint`'s.
 
-    Raises:
-      FileExistsError: it has other files, or another checkpoint.
+    FileExistsError: it has other files, or another checkpoint.
     """
     if rank != 0:
         return

@@ -51,13 +51,8 @@ _REGISTERED = "sok_lite.keras"
 def classes_for(package: Any) -> SimpleNamespace:
     """Returns the layers and callbacks for a Keras, and registers the layers there by name.
 
-    `Feature`, `shard` and `equal_steps`, which work with any Keras, are included.
-
-    Args:
-      package: `keras`, `tf_keras` or `tf.keras`.
-
-    Raises:
-      TypeError: it is none of them.
+    The package is `keras`, `tf_keras` or `tf.keras`; else TypeError is raised. `Feature`, `shard`
+    and `equal_steps`, which work with any Keras, are included.
     """
     return _classes_of(root_of(package))
 

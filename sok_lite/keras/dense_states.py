@@ -25,17 +25,11 @@ Values: TypeAlias = tuple[list[tf.Tensor], list[dict[str, np.ndarray]]]
 
 
 class DenseStates(NamedTuple):
-    """The variables of a model that are not table rows.
+    """The variables of a model that are not table rows."""
 
-    Attributes:
-      of_all: trained weights and optimizer variables, the same on all ranks.
-      of_rank: per-rank weights, such as moving averages and random states.
-      carried: per-rank state that optimizers without an update rule keep besides row states.
-    """
-
-    of_all: list[Any]
-    of_rank: list[Any]
-    carried: list[CarriedState]
+    of_all: list[Any]  # trained weights and optimizer variables, the same on all ranks
+    of_rank: list[Any]  # such as moving averages and random states, per rank
+    carried: list[CarriedState]  # per rank, of optimizers without an update rule
 
     @property
     def kinds(self) -> list[list[str]]:
@@ -47,14 +41,7 @@ class DenseStates(NamedTuple):
 
     @staticmethod
     def of(model: Any, what: str) -> "DenseStates":
-        """Returns the states of a model, and builds its optimizers.
-
-        Args:
-          what: names the caller in the error.
-
-        Raises:
-          ValueError: the model is not built.
-        """
+        """Returns the states of a model, and builds its optimizers. ValueError: it is not built."""
         if not model.built:  # a layer that is never called has no weights
             raise ValueError(
                 f"{what} needs a model that is built. Received: {model.name!r}, which is not. Call "
@@ -74,8 +61,7 @@ class DenseStates(NamedTuple):
     def write(self, folder: str, rank: int, size: int) -> None:
         """Writes this rank's file, and on rank 0 the shared one, and syncs them to disk.
 
-        Raises:
-          OSError: it cannot be written.
+        OSError: it cannot be written.
         """
         os.makedirs(folder, exist_ok=True)
         _write(os.path.join(folder, _of_rank(rank, size)), self.of_rank, self.carried)
@@ -86,8 +72,7 @@ class DenseStates(NamedTuple):
     def read(self, folder: str, rank: int, size: int) -> Values:
         """Returns the written values; with another number of ranks, those of rank 0.
 
-        Raises:
-          OSError: it cannot be read. ValueError: it belongs to another model.
+        OSError: it cannot be read. ValueError: it belongs to another model.
         """
         own = os.path.join(folder, _of_rank(rank, size))
         if not os.path.exists(own):

@@ -34,19 +34,12 @@ class Feature(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """The ids of one feature, prepared for a lookup.
+    """The ids of one feature, prepared for a lookup."""
 
-    Attributes:
-      ids, weights: ragged or sparse matrices, or flat dense ids with one row each; weights may be
-        None.
-      combiner: for the rows of the matrices.
-      unflatten: turns combined rows (matrix rows, dim) into the layer's output.
-    """
-
-    ids: Any
-    weights: Any
+    ids: Any  # a ragged or sparse matrix, or flat: one row each
+    weights: Any  # like ids, or None
     combiner: str
-    unflatten: Callable[[tf.Tensor], Any]
+    unflatten: Callable[[tf.Tensor], Any]  # from combined rows (n, dim) to the layer's output
 
 
 def is_training(training: Any) -> bool:
@@ -103,7 +96,6 @@ def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
 
     Args:
       ids: a tensor, or a symbolic input of Keras 3.
-      package: keras or tf_keras.
     """
     if feature.mask_value is None or feature.combiner is not None:
         return None

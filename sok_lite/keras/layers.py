@@ -102,7 +102,6 @@ class EmbeddingsPart:
         """Returns the rows of each feature.
 
         Args:
-          inputs: ids of each feature.
           weights: None, or per feature None or the weights of its ids; needs combiners.
           training: whether to insert new keys, as in `fit`; None: whether a gradient tape is
             recording.
@@ -263,10 +262,7 @@ class EmbeddingPart(EmbeddingsPart):
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the rows of ids: ids.shape + [dim], or combined over the last dimension.
 
-        Args:
-          ids: of any shape, dense, ragged or, with a combiner, sparse.
-          weights: None, or weights of the ids; needs a combiner.
-          training: whether to insert new keys; None: whether a gradient tape is recording.
+        Arguments as for `Embeddings.call`.
         """
         return self._rows(ids, weights, training)
 

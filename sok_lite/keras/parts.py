@@ -108,8 +108,7 @@ def _of_rows(batches: tf.data.Dataset, batch: Any, start: Any, end: Any) -> Any:
 
 
 def _check_batches(batches: Any, name: str) -> None:
-    """Raises TypeError or ValueError unless this is a dataset of batches whose rows can be sliced.
-    """
+    """Raises TypeError or ValueError unless this is a dataset of batches with rows to slice."""
     if not isinstance(batches, tf.data.Dataset):
         raise TypeError(
             f"{name}() takes a tf.data.Dataset of batches. Received: a {type(batches).__name__}. "

@@ -504,9 +504,8 @@ def _checked_options(var_type: str, options: Mapping[str, Any]) -> dict[str, Any
 def _own_optimizer(package: Any, name: str, given: Any) -> Any:
     """Returns the table's own optimizer, or None.
 
-    Raises:
-      TypeError: not an optimizer of the same Keras. ValueError: an unknown name.
-      NotImplementedError: it cannot train rows, or not beside another.
+    TypeError: not an optimizer of the same Keras. ValueError: an unknown name. NotImplementedError:
+    it cannot train rows, or not beside another.
     """
     if given is None:
         return None
@@ -559,8 +558,7 @@ def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
 def _shared_config(config: dict[str, Any], name: str, number: int) -> dict[str, Any]:
     """Returns the config of a table that several layers share.
 
-    Raises:
-      NotImplementedError: `clone_model` asks, which would not keep it shared.
+    NotImplementedError: `clone_model` asks, which would not keep it shared.
     """
     if is_cloning():
         raise NotImplementedError(
@@ -575,8 +573,7 @@ def _shared_config(config: dict[str, Any], name: str, number: int) -> dict[str, 
 def _table_of(cls: Any, config: dict[str, Any]) -> Any:
     """Returns a table from a config, or the one already made for a shared table.
 
-    Raises:
-      NotImplementedError: several layers share it, and only this one is being made.
+    NotImplementedError: several layers share it, and only this one is being made.
     """
     config, made = dict(config), made_so_far()
     config.pop("filter_ratio", None)  # in old configs, where it had no effect

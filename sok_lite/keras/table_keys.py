@@ -17,11 +17,8 @@ _PLAIN = (str, bytes, int, float, np.generic)
 def tensor_of_ids(table: Any, ids: Any) -> Any:
     """Converts Python ids (a number, a string, or nested lists) to a tensor; returns others as is.
 
-    Keras accepts neither these nor NumPy's own string arrays.
-
-    Raises:
-      TypeError: numbers that are not all integers. ValueError: lists of different lengths, or a
-        number that does not fit the key type.
+    Keras accepts neither these nor NumPy's own string arrays. TypeError: numbers that are not all
+    integers. ValueError: lists of different lengths, or a number that does not fit the key type.
     """
     first = ids
     while isinstance(first, (list, tuple)) and first:
@@ -70,13 +67,10 @@ def check_mask_value(table: Any, mask_value: Any) -> None:
 
 
 def keys_of_ids(table: Any, flat: tf.Tensor, inserts: bool) -> tf.Tensor:
-    """Returns the keys of flat ids; strings are hashed.
+    """Returns the keys of flat ids; strings are hashed. TypeError: they are not the table's kind.
 
     Args:
       inserts: whether new keys get a row, if the table is trained.
-
-    Raises:
-      TypeError: not integers, or not strings in a string table.
     """
     if not table.has_texts:
         if flat.dtype == tf.string:
@@ -115,8 +109,7 @@ def keys_of_texts(variable: Any, texts: tf.Tensor, remember: bool) -> tf.Tensor:
 def key_of(table: Any, key: Any) -> Any:
     """Returns the key of a string or hash; in an integer table the argument itself.
 
-    Raises:
-      TypeError: neither, in a string table.
+    TypeError: neither, in a string table.
     """
     if not table.has_texts:
         return key
@@ -135,10 +128,8 @@ def keys_of(table: Any, keys: Any, remember: bool = False) -> Any:
 
     Args:
       keys: integers; in a string table strings, or their hashes as an int64 tensor or array.
+        Anything else there raises TypeError.
       remember: whether they get rows: then a table that keeps strings remembers them.
-
-    Raises:
-      TypeError: neither, in a string table.
     """
     if not table.has_texts:
         return keys

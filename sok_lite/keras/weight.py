@@ -38,11 +38,6 @@ _TEXTS = {"text_keys": tf.int64, "texts": tf.string}
 class TableWeight(TableVariable):
     """A layer weight whose rows are found by key.
 
-    Args:
-      table: from `table_for_variable`.
-      name: in TensorFlow.
-      trainable: whether gradient tapes watch it.
-
     Attributes:
       is_frozen: whether its layer currently excludes it from training.
     """
@@ -148,13 +143,8 @@ def _part() -> tuple[int, int]:
 def save_rows(variable: TableWeight, store: MutableMapping[str, Any], name: str) -> None:
     """Writes keys, rows, optimizer states and scores of all ranks to a Keras store.
 
-    Args:
-      store: takes arrays by name.
-      name: of the table, for errors.
-
-    Raises:
-      NotImplementedError: on several ranks, called outside `model.save` and `model.save_weights`,
-        which every rank calls.
+    NotImplementedError: on several ranks, called outside `model.save` and `model.save_weights`,
+    which every rank calls.
     """
     comm = communicator()
     if comm.size == 1:
@@ -178,10 +168,8 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
     """Replaces the content of a table by what `save_rows` wrote, on any number of ranks.
 
     Optimizer states go to optimizers that use the table. If Keras restores optimizers too, the rest
-    waits for the next one with the same states; otherwise it is dropped.
-
-    Raises:
-      ValueError: something is missing or is from another kind of table. Nothing has changed.
+    waits for the next one with the same states; otherwise it is dropped. ValueError: something is
+    missing or is from another kind of table. Nothing has changed.
     """
     comm, dtypes = communicator(), variable.saved_dtypes()
     found = {match[1] for match in map(_OF_RANK.match, store.keys()) if match}

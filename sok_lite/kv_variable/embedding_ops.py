@@ -98,15 +98,13 @@ def embedding_lookup_sparse(
 ) -> tf.Tensor:
     """Returns the rows of keys, combined per row of a sparse matrix.
 
+    Other arguments as for `embedding_lookup`.
+
     Args:
-      params: a KvVariable, the list of its partitions, or a list of one.
       sp_ids: a SparseTensor or RaggedTensor (batch, None) of integers.
       sp_weights: weights in the same form and row lengths; None: all 1.
-      partition_strategy: not used.
-      name: of the result.
       combiner: "mean" (also None), "sqrtn" or "sum".
       max_norm: clip rows to this norm before combining.
-      training: whether to insert new keys; None: the variable's `training`, else IS_TRAINING.
 
     Returns:
       (batch, dim), float32 for float16 and bfloat16 rows; zeros for a row without keys.
@@ -136,26 +134,16 @@ def safe_embedding_lookup_sparse(
 ) -> tf.Tensor:
     """As `embedding_lookup_sparse`, for any rank, invalid weights and empty rows.
 
-    Keys with weights <= 0 are left out, except for "sum". Negative keys are valid.
+    Keys with weights <= 0 are left out, except for "sum". Negative keys are valid. Other arguments
+    and errors as there.
 
     Args:
-      embedding_weights: a KvVariable, the list of its partitions, or a list of one.
       sparse_ids: a SparseTensor of rank >= 2, or a RaggedTensor (batch, None); its last dimension
         is combined.
-      sparse_weights: weights in the same form; None: all 1.
-      combiner: "mean" (also None), "sqrtn" or "sum".
       default_id: the key of an empty row; None: an empty row returns zeros.
-      name: of the result.
-      partition_strategy: not used.
-      max_norm: clip rows to this norm before combining.
-      training: whether to insert new keys; None: the variable's `training`, else IS_TRAINING.
 
     Returns:
       sparse_ids.shape[:-1] + [dim].
-
-    Raises:
-      ValueError: another combiner, several variables, or a SparseTensor of rank 1.
-      TypeError: ids or weights of another type or dtype.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sparse_ids, sparse_weights)

@@ -143,7 +143,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     In a job connected by `sok_lite.init()` each rank holds the keys that it owns, and a lookup
     reaches the others: every rank must make the same lookups in the same order. All other methods
     act on this rank's keys. A partition looks up any key of its table, but lists, counts and
-    removes only its own.
+    removes only its own. Methods that write return the variable in eager mode, the operation in a
+    graph.
 
     In a TF1 graph the variable is initialized, saved and restored like any other. Its initializer
     removes all keys.
@@ -320,12 +321,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return of_each_key(self, "get_timestamp", indices, run, tf.int64)
 
     def increase_counting(self, indices: Any, counts: Any, name: str | None = None) -> Any:
-        """Counts keys as seen, as a training lookup does.
-
-        Args:
-          indices: (n,) integers.
-          counts: (n,) integers >= 1.
-        """
+        """Counts keys (n,) as seen `counts` (n,) >= 1 times, as training lookups do."""
 
         def run(table: EmbeddingTable, keys: Array, counts: Array) -> None:
             table.lookup(keys, counts=counts)
@@ -359,15 +355,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         name: str | None = None,
         training: bool | None = None,
     ) -> tf.Tensor:
-        """Returns the rows of keys, counting each as seen several times.
-
-        Args:
-          indices: integers of any shape.
-          counts: integers >= 1 of that shape.
-
-        Raises:
-          NotImplementedError: on several ranks.
-        """
+        """Returns rows of keys of any shape, each seen `counts` >= 1 times. On one rank only."""
         if job.other_ranks() is not None:
             raise NotImplementedError(
                 f"sparse_read_with_counts of {self.name!r} works on one rank: counts do not travel "
@@ -462,9 +450,6 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
 
         A partition takes only its own keys.
 
-        Returns:
-          The variable in eager mode, the operation in a graph.
-
         Raises:
           TypeError: not a KvVariable. ValueError: its rows have another length.
         """
@@ -498,9 +483,6 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         Args:
           indices: (n,) integers.
           values: (n, dim).
-
-        Returns:
-          The variable in eager mode, the operation in a graph.
 
         Raises:
           TypeError, ValueError: keys or rows do not match, or other ranks own keys that have no row
@@ -542,12 +524,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     ) -> tf.Tensor:
         """Removes keys that no training lookup or write saw recently, with or without a row.
 
-        Args:
-          threshold: age in days.
-          seconds: age in seconds, instead of days.
-
-        Returns:
-          The removed keys, (n,) of the key type.
+        The age is `threshold` in days, or `seconds`. Returns the removed keys, (n,) of the key
+        type.
         """
         limit = as_float(threshold) * 86400 if seconds is None else as_float(seconds)
         if not limit >= 0:

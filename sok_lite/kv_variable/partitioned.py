@@ -20,15 +20,8 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
     """A KvVariable whose keys are split over several, `<name>/part_0` and so on.
 
     A graph trains, saves and lists the partitions; a key is in partition key mod their number. All
-    share one table, and a lookup is one call.
-
-    Args:
-      table: shared by all partitions.
-      name: with its scopes, as checkpoints know it.
-      trainable: whether it is trained.
-      options: where its rows are.
-      collections: graph collections for the partitions.
-      num_partitions: at least 1.
+    share one table, and a lookup is one call. Arguments as for `KvVariable`; `collections` are for
+    the partitions.
     """
 
     kind = "PartitionedKvVariable"

@@ -71,8 +71,7 @@ def unpatch_tf() -> None:
 
 
 def _modules_of_tf1() -> list[Any]:
-    """Returns `tf.compat.v1` and the module of `import tensorflow.compat.v1`, a different object.
-    """
+    """Returns `tf.compat.v1` and the other module of `import tensorflow.compat.v1`."""
     importlib.import_module("tensorflow.compat.v1")  # puts it in the place of the first
     named = [module for name, module in list(sys.modules.items()) if _OF_TF1_NAME.fullmatch(name)]
     return list({id(module): module for module in [tf.compat.v1, *named]}.values())

@@ -103,9 +103,7 @@ class KvVariableSaveable(SaveableObject):
     def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
         """Returns the operation that restores the table and marks its variables as initialized.
 
-        Args:
-          restored_tensors: the tensor that `specs` named, which proves that the file has it.
-          restored_shapes: not used.
+        The saver has found the tensor that `specs` named, which proves that the file has it.
         """
         call = saver_call()
         if call is None:
@@ -223,11 +221,7 @@ def _restore(
 
 
 class SavedBySavers:
-    """The part of KvVariable that implements SaveableObject.
-
-    Attributes:
-      saved: the table's checkpoint object.
-    """
+    """The part of KvVariable that implements SaveableObject, by its `saved` table."""
 
     name: str
     saved: SavedTable
@@ -243,8 +237,7 @@ class SavedBySavers:
     def specs(self) -> list[Any]:
         """The tensors for a `tf.compat.v1.train.Saver` made now, by its mode.
 
-        Raises:
-          ValueError: the saver uses another name for it.
+        ValueError: the saver uses another name for it.
         """
         call = saver_call()
         if call is not None:

@@ -23,19 +23,12 @@ _KEYS = re.compile(r"(.+?)(?:/part_\d+)?:0-keys")
 
 
 class PartPlace(NamedTuple):
-    """Where a saved part of a variable is.
+    """Where a saved part of a variable is."""
 
-    Attributes:
-      path: prefix of the checkpoint's files.
-      reader: of the checkpoint.
-      prefix: of the tensor names.
-      facts: its description; None: TFPlus wrote it.
-    """
-
-    path: str
+    path: str  # prefix of the checkpoint's files
     reader: Any
-    prefix: str
-    facts: Facts | None
+    prefix: str  # of the tensor names
+    facts: Facts | None  # None: TFPlus wrote it
 
     def has(self, tensor: str) -> bool:
         return bool(self.reader.has_tensor(f"{self.prefix}-{tensor}"))
@@ -133,17 +126,9 @@ def check_path(path: str, name: str) -> None:
 
 
 def places_of(path: str, name: str) -> list[PartPlace]:
-    """Returns the parts of a variable in a checkpoint and in those of the other saving ranks.
+    """Returns a variable's partitions in a checkpoint and in those of the other saving ranks.
 
-    Args:
-      path: of a checkpoint.
-      name: of the variable, without partition.
-
-    Returns:
-      The partitions of each rank; [] if the checkpoint does not have the variable.
-
-    Raises:
-      ValueError: a part is missing.
+    [] if the checkpoint does not have it. ValueError: a part is missing.
     """
     places = _places_in(path, name)
     if not places or places[0].facts is None or places[0].facts.num_ranks == 1:
@@ -232,20 +217,12 @@ def check_forms(
 
 
 class Read(NamedTuple):
-    """A variable as read.
-
-    Attributes:
-      content: the keys.
-      is_delta: whether it changes another save.
-      saves: by saving rank, the numbers of the save and, for a delta, of its base; empty from
-        TFPlus.
-      deleted: (d,) of the key type, removed keys.
-    """
+    """A variable as read."""
 
     content: Content
-    is_delta: bool
-    saves: dict[int, tuple[int, int | None]]
-    deleted: np.ndarray
+    is_delta: bool  # whether it changes another save
+    saves: dict[int, tuple[int, int | None]]  # (save, base of a delta) by rank; {} from TFPlus
+    deleted: np.ndarray  # (d,) removed keys
 
 
 def read(places: list[PartPlace], table: EmbeddingTable, threshold: int, name: str) -> Read:
@@ -263,7 +240,6 @@ def read_all(
 
     Args:
       places: from `places_of`, checked, at least one.
-      row_dtype: of the variable.
       threshold: times that a key must be seen to get a row.
       now: time for keys saved without one.
 

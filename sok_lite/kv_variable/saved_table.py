@@ -26,32 +26,21 @@ from sok_lite.kv_variable.share import Share
 
 
 class Base(NamedTuple):
-    """The full save that a table's changes are relative to.
+    """The full save that a table's changes are relative to."""
 
-    Attributes:
-      saves: its numbers, by saving rank.
-      num_ranks: number of saving ranks.
-      number: of the last lookup before it.
-      seen: (n,) of the key type, keys of that lookup.
-      changed, removed: (n,) of the key type, changes by a restored delta.
-      is_logged: whether removed keys are logged.
-    """
-
-    saves: Mapping[int, int]
-    num_ranks: int
-    number: int
-    seen: np.ndarray
-    changed: np.ndarray
-    removed: np.ndarray
-    is_logged: bool
+    saves: Mapping[int, int]  # its numbers, by saving rank
+    num_ranks: int  # number of saving ranks
+    number: int  # of the last lookup before it
+    seen: np.ndarray  # (n,) keys of that lookup
+    changed: np.ndarray  # (n,) keys that a restored delta changed
+    removed: np.ndarray  # (n,) keys that it removed
+    is_logged: bool  # whether removed keys are logged
 
 
 class SavedTable(tf.__internal__.tracking.Trackable):
     """A table as checkpoints know it, once for all variables over it.
 
     Args:
-      table: of the engine.
-      name: of the variable.
       num_partitions: of the variable; None: not partitioned.
 
     Attributes:
@@ -177,10 +166,8 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         self.base = Base(saves, num_ranks, number, seen, changed_keys, removed_keys, is_logged)
 
     def prefix(self, name: str, share: Share) -> str:
-        """Returns the prefix of a partition's tensor names.
-
-        Args:
-          name: of the variable in the checkpoint.
+        """Returns the prefix of a partition's tensors, of a variable named `name` in the
+        checkpoint.
         """
         return f"{name}/part_{share.number}:0" if self._is_partitioned else f"{name}:0"
 
@@ -188,9 +175,8 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         """Returns the name of a tensor of key type that a checkpoint has, or should have, of a
         variable.
 
-        Raises:
-          ValueError: it does not match, parts are missing, or it is a delta of another save:
-            everything that can be known before anything, other variables included, is restored.
+        ValueError: it does not match, parts are missing, or it is a delta of another save:
+        everything that can be known before anything, other variables included, is restored.
         """
         places = self._places(path, name)
         if not places:
@@ -210,8 +196,6 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         """Restores a variable's save into the table.
 
         Args:
-          path: of the checkpoint.
-          name: of the variable in it.
           is_logged: whether a delta may follow.
 
         Raises:

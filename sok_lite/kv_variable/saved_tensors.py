@@ -54,25 +54,16 @@ _DAY = 86400.0
 
 
 class Facts(NamedTuple):
-    """A checkpoint's description of itself.
+    """A checkpoint's description of itself."""
 
-    Attributes:
-      partition, num_partitions: the part of this rank's keys that it has.
-      rank, num_ranks: the saving rank.
-      num_rows: number of `freq_keys` with a row.
-      save: a 64-bit number unique to this save of the table.
-      base: `save` that a delta changes; None: a full save.
-      mode: 1 for training, 0 for serving.
-    """
-
-    partition: int
+    partition: int  # of this rank's keys
     num_partitions: int
-    rank: int
+    rank: int  # that saved
     num_ranks: int
-    num_rows: int
-    save: int
-    base: int | None
-    mode: int
+    num_rows: int  # number of `freq_keys` with a row
+    save: int  # a 64-bit number unique to this save of the table
+    base: int | None  # `save` that a delta changes; None: a full save
+    mode: int  # 1 for training, 0 for serving
 
 
 def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
@@ -101,7 +92,6 @@ def encoded(
     Args:
       content: of the whole table, or the changes of a delta.
       facts: of the part; the number of rows is filled in here.
-      share: the keys of the part.
       deleted: (d,) removed keys.
     """
     part = select(content, share.has(content.keys), share.has(content.pending_keys))
@@ -145,8 +135,7 @@ def encoded(
 def facts_of(text: Any, whose: str) -> Facts:
     """Parses the facts of a checkpoint; `whose` names it in errors.
 
-    Raises:
-      ValueError: written by a later version, or corrupt.
+    ValueError: written by a later version, or corrupt.
     """
     try:
         facts = parsed(text)
@@ -179,7 +168,6 @@ def decoded(
       facts: of the part; None: TFPlus wrote it.
       threshold: times that a key must be seen to get a row.
       now: time for keys without one.
-      whose: names the checkpoint in errors.
 
     Raises:
       ValueError: inconsistent tensors.
@@ -274,8 +262,7 @@ def _states(
 def taken(table: EmbeddingTable) -> Content:
     """Copies the current content of a table. The caller holds the table's lock.
 
-    Raises:
-      MemoryError: no memory for it.
+    MemoryError: no memory for it.
     """
     whole, times_of = take(table), table.clock.times_of
     columns, pending = whole.columns, whole.pending
@@ -326,7 +313,6 @@ def changed(known: Content, delta: Content, removed: np.ndarray, whose: str) -> 
     Args:
       delta: new and changed keys, and all keys without a row afterwards.
       removed: (k,) removed keys.
-      whose: names the table in errors.
     """
     gone = np.concatenate([delta.keys, removed.astype(delta.keys.dtype)])
     none = np.zeros(known.pending_keys.size, bool)

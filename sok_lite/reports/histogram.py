@@ -90,7 +90,6 @@ class Counting:
     """A histogram being filled.
 
     Args:
-      unit, edges: as for Histogram.
       others: reasons for keys outside of all ranges.
     """
 
@@ -100,12 +99,7 @@ class Counting:
         self._others = dict.fromkeys(others, 0)
 
     def add(self, numbers: np.ndarray, **others: np.ndarray) -> None:
-        """Counts keys.
-
-        Args:
-          numbers: (n,) float64.
-          others: (n,) bool by reason: keys to count there instead; at most one reason per key.
-        """
+        """Counts numbers (n,) float64; where one of `others` (n,) bool is set, by its name."""
         has_place = np.ones(numbers.shape, bool)
         for name, are_such in others.items():
             self._others[name] += int(np.count_nonzero(are_such))

@@ -30,18 +30,11 @@ _SINCE = "since the table was made, cleared or wholly loaded"
 
 
 class Family(NamedTuple):
-    """A metric.
+    """A metric."""
 
-    Attributes:
-      name: without "_total".
-      kind: "gauge" or "counter".
-      unit: suffix of the name, or "".
-      help: description.
-    """
-
-    name: str
-    kind: str
-    unit: str
+    name: str  # without "_total"
+    kind: str  # "gauge" or "counter"
+    unit: str  # suffix of the name, or ""
     help: str
 
 
@@ -201,8 +194,7 @@ def samples_of_process() -> list[Sample]:
 def checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
     """Returns labels that a program adds to all numbers.
 
-    Raises:
-      TypeError, ValueError: an invalid name or text, or a reserved name.
+    TypeError, ValueError: an invalid name or text, or a reserved name.
     """
     for name, text in dict(labels or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
@@ -229,13 +221,7 @@ def openmetrics(
     of_process: Sequence[Sample] = (),
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the text of a rank.
-
-    Args:
-      of_tables: name and numbers of each table.
-      of_process: numbers of the process.
-      more: labels for all numbers, from `checked_labels`.
-    """
+    """Returns the text of a rank: numbers by table name, of the process, and labels for all."""
     of_all = {"rank": str(rank), **(more or {})}
     lines: dict[Family, list[str]] = {}
     for name, samples in of_tables:

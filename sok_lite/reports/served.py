@@ -20,8 +20,7 @@ _AGE = Family(
 def served_in(tables: Any) -> list[ReadonlyTables]:
     """Returns the checkpoints in an argument of `sok_lite.metrics`; [] for live tables.
 
-    Raises:
-      TypeError: both are mixed.
+    TypeError: both are mixed.
     """
     items = [tables] if isinstance(tables, ReadonlyTables) else tables
     if not isinstance(items, (list, tuple)):
@@ -38,11 +37,7 @@ def served_in(tables: Any) -> list[ReadonlyTables]:
 def prometheus_of_served(
     served: Sequence[ReadonlyTables], labels: Mapping[str, str] | None = None
 ) -> str:
-    """Returns the numbers of open checkpoints.
-
-    Raises:
-      TypeError, ValueError: as `sok_lite.metrics.prometheus`.
-    """
+    """Returns the numbers of open checkpoints; raises as `sok_lite.metrics.prometheus`."""
     more = checked_labels(labels)
     counts = Counter(name for tables in served for name in tables)
     repeated = [name for name, count in counts.items() if count > 1]

@@ -18,10 +18,8 @@ def serve_text(text: Callable[[], str], host: str, port: int, whose: str) -> Thr
     """Serves a text for each GET, from threads that end with the process.
 
     Args:
-      text: called for each request, from any thread.
       host: address to listen at; "": all of the machine.
       port: the first to try, then the next 99. 0: any free port.
-      whose: for the log.
 
     Returns:
       The server: `server_port` is its port, `shutdown()` and `server_close()` end it.

@@ -36,8 +36,7 @@ def report_of(table: EmbeddingTable) -> TableReport:
 
 
 def memory_of(table: EmbeddingTable) -> dict[str, int]:
-    """Returns the bytes in use by part: "index", "rows near" and the like by tier, "texts" if kept.
-    """
+    """Returns bytes in use by part: "index", "rows near" and so on by tier, "texts" if kept."""
     store, tiers = table.store, table.store.tier_bytes()
     memory = {"index": table.index_bytes}
     far = "file" if store.has_far_file else "far"
@@ -112,13 +111,9 @@ def _report_of(table: EmbeddingTable) -> TableReport:
 
 
 def report_of_source(source: Source, keys_of_ranks: tuple[int, ...]) -> TableReport:
-    """Returns the report of a table in a file. It reads each row once.
+    """Returns the report of a table in a file, reading each row once.
 
-    Args:
-      keys_of_ranks: of each writing rank; (): unknown.
-
-    Raises:
-      OSError, ValueError: it cannot be read, or is corrupt.
+    `keys_of_ranks` may be () if unknown. OSError, ValueError: it cannot be read, or is corrupt.
     """
     columns = {column.name: source.num_keys * column.row_bytes for column in columns_of(source)}
     key_bytes = sum(column.row_bytes for column in columns_of(source))

@@ -41,9 +41,8 @@ def checked_dimension(dimension: Any) -> int:
 def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the table options among keyword arguments.
 
-    Raises:
-      TypeError: an unknown option, or one of a wrong type.
-      ValueError: out of range, or an option that "hbm" does not have in SOK either.
+    TypeError: an unknown option, or one of a wrong type. ValueError: out of range, or an option
+    that "hbm" does not have in SOK either.
     """
     if var_type not in ("hbm", "hybrid"):
         raise ValueError(f"`var_type` must be 'hbm' or 'hybrid'. Received: var_type={var_type!r}.")
@@ -90,8 +89,7 @@ def _warn_of_ignored(names: Iterable[str]) -> None:
 def plain_initializer(initializer: Any) -> Any:
     """Converts a tensor or variable of one repeated number to that number.
 
-    Raises:
-      ValueError: its elements differ, are missing, or not yet known.
+    ValueError: its elements differ, are missing, or not yet known.
     """
     if initializer is None:
         return ""
@@ -124,8 +122,7 @@ def checked_mode(mode: Any) -> int:
 def checked_owner(mode: Any, partitioner: Any) -> OwnerRule:
     """Returns the rule for owner ranks.
 
-    Raises:
-      ValueError: an invalid `partitioner`, or one for a localized table.
+    ValueError: an invalid `partitioner`, or one for a localized table.
     """
     rank = checked_mode(mode)
     if rank >= 0 and partitioner is not None:
@@ -155,8 +152,7 @@ def dtype_name(dtype: Any, default: str, argument: str) -> str:
 def checked_gradient_dtype(dtype: Any) -> bool:
     """Returns whether gradients are sent as bfloat16, not float32.
 
-    Raises:
-      TypeError: not a dtype. ValueError: another one.
+    TypeError: not a dtype. ValueError: another one.
     """
     name = dtype_name(dtype, "float32", "gradient_dtype")
     if name not in ("float32", "bfloat16"):
@@ -170,8 +166,7 @@ def checked_gradient_dtype(dtype: Any) -> bool:
 def checked_row_dtype(dtype: Any) -> RowDtype:
     """Returns the format of a variable's rows, one of SOK's three.
 
-    Raises:
-      TypeError: not a dtype. ValueError: another one.
+    TypeError: not a dtype. ValueError: another one.
     """
     name = dtype_name(dtype, "float32", "dtype")
     if name not in _ROW_DTYPES:

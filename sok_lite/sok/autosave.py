@@ -73,11 +73,7 @@ class Autosave:
         return self._saves.ends
 
     def __enter__(self) -> "Autosave":
-        """Begins. Every rank must call it.
-
-        Raises:
-          RanksDifferError: ranks have different arguments.
-        """
+        """Begins. Every rank must call it. RanksDifferError: ranks have different arguments."""
         check_equal_on_all_ranks(communicator(), self._arguments, "An Autosave")
         self._saves.open()
         return self

@@ -341,11 +341,7 @@ def _checked_arguments(
 
 
 def _wrapper(optimizer: Any, is_dynamic: bool, what: str) -> WrappedOptimizer:
-    """Returns the object that counts an optimizer's steps.
-
-    Args:
-      is_dynamic: whether it must train dynamic variables.
-    """
+    """Returns the object that counts an optimizer's steps, which must train dynamic ones or not."""
     around = optimizer if isinstance(optimizer, WrappedOptimizer) else wrapper_of(optimizer)
     if around is not None:
         return around
@@ -363,11 +359,7 @@ def _wrapper(optimizer: Any, is_dynamic: bool, what: str) -> WrappedOptimizer:
 def _items(
     variables: list[TableVariable | FixedVariable], wrappers: list[WrappedOptimizer], makes: bool
 ) -> list[Named]:
-    """Returns variables in the engine's form for dump and load.
-
-    Args:
-      makes: whether to create missing states of static variables.
-    """
+    """Returns variables in the engine's form; `makes`: creates missing states of static ones."""
 
     def item(variable: TableVariable | FixedVariable) -> Named:
         if isinstance(variable, TableVariable):
@@ -408,8 +400,7 @@ def _kept_of(wrapper: WrappedOptimizer) -> dict[str, Any]:
 def _carried_in(kept: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the carried values of `_kept_of`; empty without any.
 
-    Raises:
-      ValueError, TypeError: they are corrupt.
+    ValueError, TypeError: they are corrupt.
     """
     if "carried" not in kept:
         return {}
@@ -465,11 +456,7 @@ def _go_on_from(wrappers: list[WrappedOptimizer], extra: dict[str, Any], path: P
 
 
 class _VariableRows(StaticPart):
-    """This rank's rows of a static variable.
-
-    Args:
-      slots: optimizer variables of the same shape, by name.
-    """
+    """This rank's rows of a static variable, and its optimizer variables, `slots`, by name."""
 
     def __init__(self, variable: StaticVariable, slots: Mapping[str, Any] | None = None) -> None:
         super().__init__(variable.table, None if slots is None else tuple(slots))

@@ -222,16 +222,12 @@ def group_lookup(
 ) -> list[tf.Tensor]:
     """Looks up each variable's own keys, on this rank only, as `tf.nn.embedding_lookup` does.
 
+    Returns a list: per variable indices.shape + [dimension].
+
     Args:
       params: a variable or a list, dynamic and dense mixed.
-      indices: keys of any shape, or as many of them as params.
+      indices: keys of any shape, or as many of them as params; else ValueError.
       dtype: of the results; None: as each variable.
-
-    Returns:
-      A list: per variable indices.shape + [dimension].
-
-    Raises:
-      ValueError: not as many indices as variables.
     """
     params, indices = to_list(params), to_list(indices)
     if len(params) != len(indices):

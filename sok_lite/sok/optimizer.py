@@ -238,14 +238,11 @@ class OptimizerWrapper(WrappedOptimizer):
 
 @unconverted
 class SGD(RowOptimizer):
-    """SOK's own optimizer for dynamic and dense variables: `row -= lr * gradient`.
+    """SOK's own optimizer for dynamic and dense variables: `row -= lr * gradient`. Other arguments
+    as for `OptimizerWrapper`.
 
     Args:
       lr: learning rate; `self.lr` is a variable.
-      on_nonfinite: "allow": rows whose gradient has a NaN or infinity are updated and counted in
-        `num_nonfinite`. "error": the step raises before anything changes.
-      stochastic_rounding: whether to round 16-bit rows up or down at random, so that small steps
-        count on average.
     """
 
     def __init__(

@@ -3,7 +3,8 @@
 A handle is `variable.handle` of a DynamicVariable, or made by `dummy_var_handle` and given a table
 by `dummy_var_initialize`. Everything acts on this rank's part and works in eager mode, tf.functions
 and TF1 graphs. Further attributes of SOK's operations are accepted: `dtype` and `key_type` must be
-the table's; `name` has no effect.
+the table's; `name` has no effect. Operations that write return None in eager mode, the operation in
+a graph.
 """
 
 import json
@@ -67,8 +68,7 @@ class _Facts(NamedTuple):
 
 
 class _OfHandle(DynamicVariable):
-    """The variable of a handle from `dummy_var_handle`, which TensorFlow identifies by that handle.
-    """
+    """The variable of a handle from `dummy_var_handle`, by which TensorFlow identifies it."""
 
     def __init__(self, handle: tf.Tensor, *args: Any, **kwargs: Any) -> None:
         self._weak_handle = weakref.ref(handle)
@@ -161,12 +161,9 @@ def dummy_var_initialize(
     """Gives a handle its table. In a graph, run the operation before others of the handle.
 
     Args:
-      resource: from `dummy_var_handle`.
       initializer: a string as for DynamicVariable, also as a tensor, or numbers (also a list or
         array), of which the first counts.
-      var_type: "hbm" or "hybrid".
       unique_name: of the table; also seeds the rows.
-      key_type, dtype: as of the handle.
       config: options of DynamicVariable, as JSON.
 
     Raises:
@@ -300,11 +297,7 @@ def dummy_var_shape(
 def dummy_var_assign(
     resource: tf.Tensor, indices: Any, values: Any, name: str | None = None
 ) -> Any:
-    """Sets the rows of keys, inserting new ones; the last row of a repeated key wins.
-
-    Returns:
-      None in eager mode, the operation in a graph.
-    """
+    """Sets the rows of keys, inserting new ones; the last row of a repeated key wins."""
     variable = _variable_with(resource)
     return _operation(writes.insert_or_assign(variable, "dummy_var_assign", indices, values))
 
@@ -325,10 +318,7 @@ def dummy_var_export_if(
 ) -> DummyVarExport:
     """Returns the keys, ascending, whose score is above a threshold, and their rows.
 
-    Scores are those of `variable.scores`: not times as in SOK, but numbers of lookups for kLru.
-
-    Args:
-      threshold: a uint64, scalar or (1,).
+    Scores are uint64, of `variable.scores`: not times as in SOK, but numbers of lookups for kLru.
     """
     variable = _variable_with(resource, key_type, dtype)
     threshold = tf.reshape(tf.cast(threshold, tf.uint64), [1])
@@ -368,22 +358,14 @@ def dummy_var_sparse_read_evict(
 def dummy_var_scatter_add(
     resource: tf.Tensor, indices: Any, updates: Any, name: str | None = None
 ) -> Any:
-    """Adds to the rows of keys in the table; rows of repeated keys are summed.
-
-    Returns:
-      None in eager mode, the operation in a graph.
-    """
+    """Adds to the rows of keys in the table; rows of repeated keys are summed."""
     return _scatter(writes.scatter_add, resource, indices, updates)
 
 
 def dummy_var_scatter_update(
     resource: tf.Tensor, indices: Any, updates: Any, name: str | None = None
 ) -> Any:
-    """Sets the rows of keys in the table; the last row of a repeated key wins.
-
-    Returns:
-      None in eager mode, the operation in a graph.
-    """
+    """Sets the rows of keys in the table; the last row of a repeated key wins."""
     return _scatter(writes.scatter_update, resource, indices, updates)
 
 
@@ -453,22 +435,14 @@ def dist_select(indices: Any, num_splits: int, name: str | None = None) -> DistS
 
 
 def reorder(embedding: Any, order: Any, name: str | None = None) -> tf.Tensor:
-    """Scatters rows (n, ...): `out[order[i]] = embedding[i]`.
-
-    Args:
-      order: (n,) int32, a permutation.
-    """
+    """Scatters rows (n, ...): `out[order[i]] = embedding[i]`; `order` is an int32 permutation."""
     embedding, order = tf.convert_to_tensor(embedding), tf.convert_to_tensor(order)
     result = tf.scatter_nd(order[:, None], embedding, tf.shape(embedding, order.dtype))
     return tf.ensure_shape(result, embedding.shape)
 
 
 def gather_ex(x: Any, idx: Any, name: str | None = None) -> tf.Tensor:
-    """Gathers rows (n, ...): `out[i] = x[idx[i]]`. It undoes `reorder`.
-
-    Args:
-      idx: (n,) int32.
-    """
+    """Gathers rows (n, ...) by int32 numbers: `out[i] = x[idx[i]]`. It undoes `reorder`."""
     return tf.gather(x, idx)
 
 

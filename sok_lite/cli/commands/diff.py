@@ -25,21 +25,13 @@ _NUM_EXAMPLES = 5
 
 
 class Difference(NamedTuple):
-    """How a column differs between two tables.
+    """How a column differs between two tables."""
 
-    Attributes:
-      only: number of keys in only one table, of each.
-      both: number of keys in both.
-      differing: number of those with different rows.
-      largest: largest difference of two elements; NaN if only one is NaN.
-      examples: some keys: only in the first, only in the second, with different rows.
-    """
-
-    only: tuple[int, int]
-    both: int
-    differing: int
-    largest: float
-    examples: tuple[list[int], list[int], list[int]]
+    only: tuple[int, int]  # number of keys in only one table
+    both: int  # number of keys in both
+    differing: int  # number of those with different rows
+    largest: float  # difference of two elements; NaN if only one is NaN
+    examples: tuple[list[int], list[int], list[int]]  # only in either, different rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +158,6 @@ def difference(
     """Compares a column of two tables of one key type. The first of a repeated key counts.
 
     Args:
-      sources: the tables.
       columns: the column's name in each; with equal row lengths.
       tolerance: allowed difference of elements; NaN equals NaN.
 

@@ -48,19 +48,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Finding(NamedTuple):
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-      state: OK, MISSING if programs run without it, or BROKEN.
-      name: of the component.
-      found: its version, or the problem.
-      mend: the fix, or None.
-    """
-
-    state: str
+    state: str  # OK, MISSING if programs run without it, or BROKEN
     name: str
-    found: str
-    mend: str | None = None
+    found: str  # its version, or the problem
+    mend: str | None = None  # the fix
 
 
 def _python() -> Finding:

@@ -72,14 +72,10 @@ def _merge(args: argparse.Namespace, to: str) -> int:
 
 
 class MergedSource(JoinedSource):
-    """Several sources as one without repeated keys. Keep its Buckets open while reading it.
+    """Several sources of one name as one without repeated keys; later ones win.
 
-    Args:
-      sources: of one name, at least one; later ones win.
-
-    Raises:
-      WrongUse: they differ in dim, dtype or key type. OSError, ValueError: keys cannot be read, or
-        do not fit in temporary files.
+    Keep its Buckets open while reading it. WrongUse: they differ in dim, dtype or key type.
+    OSError, ValueError: keys cannot be read, or do not fit in temporary files.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -112,10 +108,8 @@ class MergedSource(JoinedSource):
     find = Source.find  # of what `read` yields: the last of a key counts
 
     def _mark(self, num_rows: int) -> None:
-        """Marks what to keep of each key: its last row, else its last pending count.
-
-        Args:
-          num_rows: keys at places below this have a row.
+        """Marks what to keep of each key: its last row (at places below `num_rows`), else its last
+        pending count.
         """
         place, kind = 0, key_dtype(self.key_type)
         for column in ("keys", "sighted_keys"):

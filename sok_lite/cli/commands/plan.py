@@ -71,26 +71,16 @@ _PARTS = (
 
 
 class Need(NamedTuple):
-    """A table to plan for.
-
-    Attributes:
-      name: of the table.
-      num_keys: on all ranks together.
-      dim, dtype: of the rows.
-      state_size: elements of all optimizer states of a row.
-      ids: ids per batch row.
-      optimizer: that has such states; None: unknown.
-      arguments: further arguments of the table's constructor.
-    """
+    """A table to plan for."""
 
     name: str
-    num_keys: int
+    num_keys: int  # on all ranks together
     dim: int
     dtype: str
-    state_size: int
-    ids: float = 1.0
-    optimizer: str | None = None
-    arguments: tuple[str, ...] = ()
+    state_size: int  # elements of all optimizer states of a row
+    ids: float = 1.0  # per batch row
+    optimizer: str | None = None  # that has such states, if known
+    arguments: tuple[str, ...] = ()  # further ones of the table's constructor
 
     @property
     def row(self) -> RowBytes:
@@ -99,37 +89,22 @@ class Need(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """The machines that hold the tables.
+    """The machines that hold the tables."""
 
-    Attributes:
-      ranks: processes, one for each GPU.
-      ranks_of_host: per machine.
-      near, far: bytes for a rank's tables in GPU memory and in host memory; without a GPU near is
-        host memory, and far is 0.
-    """
-
-    ranks: int
-    ranks_of_host: int
-    near: int
-    far: int
+    ranks: int  # processes, one for each GPU
+    ranks_of_host: int  # per machine
+    near: int  # bytes for a rank's tables in GPU memory; in host memory without GPUs
+    far: int  # bytes for a rank's tables in host memory, besides near
 
 
 class Planned(NamedTuple):
-    """A table as planned.
-
-    Attributes:
-      need: its requirements.
-      num_keys: on the fullest rank.
-      max_capacity: of a "hybrid" table; None: an "hbm" table.
-      max_hbm_for_vectors: of a "hybrid" table, in GiB.
-      bytes: its memory on that rank.
-    """
+    """A table as planned."""
 
     need: Need
-    num_keys: int
-    max_capacity: int | None
-    max_hbm_for_vectors: float | None
-    bytes: TableBytes
+    num_keys: int  # on the fullest rank
+    max_capacity: int | None  # of a "hybrid" table; None: an "hbm" table
+    max_hbm_for_vectors: float | None  # of a "hybrid" table, in GiB
+    bytes: TableBytes  # on that rank
 
 
 class Plan(NamedTuple):
@@ -246,11 +221,7 @@ class Sent(NamedTuple):
 
 
 def sent(needs: Sequence[Need], ranks: int, batch: int) -> Sent:
-    """Returns what a rank sends per step if no id in its batch repeats.
-
-    Args:
-      batch: rows of the step, on all ranks together.
-    """
+    """Returns what a rank sends per step if no id repeats; `batch` is of all ranks together."""
     keys = rows = gradients = 0.0
     for need in needs:
         others = batch * need.ids / ranks * (ranks - 1) / ranks

@@ -64,17 +64,10 @@ def run(args: argparse.Namespace) -> int:
 def _findings_of_table(
     folder: str, facts: TableFacts, add: Callable[[int], object]
 ) -> Iterator[str]:
-    """Yields the faults of a table: of the file, the table, or a chunk.
+    """Yields the faults of a table: of the file, the table, or a chunk; `add` counts bytes read.
 
     It needs memory for a chunk and a bucket of keys, and with increments for the keys of a rank;
-    disk for all keys, in temporary files.
-
-    Args:
-      folder: of the checkpoint.
-      add: called with the number of bytes read.
-
-    Raises:
-      OSError: a file exists but cannot be read, or temporary files do not fit.
+    disk for all keys, in temporary files. OSError: a file cannot be read, or those do not fit.
     """
     total = sum(shard.rows for shard in facts.shards)
     with closing(Buckets([_RECORD], [total])) as buckets:

@@ -77,9 +77,8 @@ def format_of_ending(path: str) -> str | None:
 def detected_format(path: str) -> str:
     """Returns the first format that a path looks like.
 
-    Raises:
-      OSError: nothing is there, it cannot be read, or is an unfinished checkpoint.
-      WrongUse: it looks like none.
+    OSError: nothing is there, it cannot be read, or is an unfinished checkpoint. WrongUse: it looks
+    like none.
     """
     with_sources = names_with("sources")
     for name in with_sources:

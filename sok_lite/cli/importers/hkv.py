@@ -48,10 +48,8 @@ def sources(
     """Returns the saved table.
 
     Args:
-      path: of the folder.
       name: of the table; None: the folder's.
       dim: elements of a row; None: from the file size.
-      dtype: of the elements.
       key_type: "int64" or "uint64".
       strategy: that made the scores, such as "kLfu". A table of the same strategy continues with
         them; without it a load gives each key a new score.
@@ -140,9 +138,6 @@ def write(
     marks free slots in HierarchicalKV.
 
     Args:
-      path: of the new folder.
-      sources: the table.
-      dtype, key_type: to cast rows and keys to.
       states: False leaves out optimizer states, which the format cannot hold.
 
     Raises:

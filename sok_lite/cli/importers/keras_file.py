@@ -65,11 +65,8 @@ def sources(path: str) -> list[Source]:
     """Returns the tables of a model, each with the keys of all ranks that saved it.
 
     A table has the name of its layer. If two layers share a name, and for tf_keras, which stores
-    none, it is the place in the file, such as "layers/table_1".
-
-    Raises:
-      ImportError: h5py is missing. OSError: the file cannot be read. ValueError: it is corrupt.
-      WrongUse: it has no table.
+    none, it is the place in the file, such as "layers/table_1". ImportError: h5py is missing.
+    OSError: the file cannot be read. ValueError: it is corrupt. WrongUse: it has no table.
     """
     check_opens(path)
     h5py = package("h5py", "files of Keras", "h5py")

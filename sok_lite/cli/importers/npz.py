@@ -133,14 +133,10 @@ sources = reader(_open, *_ERRORS)
 
 
 def write(path: str, sources: Sequence[Source], compress: bool = False) -> None:
-    """Writes a table, column after column, in pieces.
+    """Writes a table, column after column, in pieces; `compress` deflates them.
 
-    Args:
-      compress: whether to deflate the arrays.
-
-    Raises:
-      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
-        tables.
+    OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
+    tables.
     """
     source = only_one(sources, "an .npz file")
     with zipfile.ZipFile(path, "x") as archive:

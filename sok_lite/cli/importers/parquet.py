@@ -62,9 +62,6 @@ def sources(
 
     Args:
       dim: elements of a row; needed only for variable-length lists in a file without rows.
-
-    Raises:
-      OSError: the file cannot be read.
     """
     check_opens(path)
     with naming(path, *_errors()):
@@ -187,14 +184,10 @@ def _array(batch: Any, names: list[str], row_shape: tuple[int, ...]) -> np.ndarr
 
 
 def write(path: str, sources: Sequence[Source], wide: bool = False) -> None:
-    """Writes a table in pieces.
+    """Writes a table in pieces; `wide`: one column per element, `value_0` and so on, for lists.
 
-    Args:
-      wide: whether rows are one column per element, `value_0` and so on, instead of lists.
-
-    Raises:
-      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
-        tables, or pyarrow is not installed.
+    OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
+    tables, or pyarrow is not installed.
     """
     source = only_one(sources, "a Parquet file")
     parquet, arrow = (_package(m) for m in ("pyarrow.parquet", "pyarrow"))

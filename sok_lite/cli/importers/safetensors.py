@@ -99,9 +99,8 @@ sources = reader(_open, *_ERRORS)
 def write(path: str, sources: Sequence[Source]) -> None:
     """Writes a table, tensor after tensor, in pieces.
 
-    Raises:
-      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
-        tables.
+    OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
+    tables.
     """
     source = only_one(sources, "a file of safetensors")
     columns = named_columns(source)

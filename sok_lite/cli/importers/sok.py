@@ -107,22 +107,16 @@ def _header(name: str, kind: int, state: str, dtype: str) -> bytes:
 
 
 class Places(NamedTuple):
-    """The order of a source's keys in the sorted file.
+    """The order of a source's keys in the sorted file."""
 
-    Attributes:
-      keys: (n,) ascending.
-      at: (n,) int64, the sorted position of the i-th key of the source.
-    """
-
-    keys: np.ndarray
-    at: np.ndarray
+    keys: np.ndarray  # (n,) ascending
+    at: np.ndarray  # (n,) int64, the sorted position of the i-th key of the source
 
     @classmethod
     def of(cls, source: Source) -> "Places":
         """Sorts the keys of a source. Takes 32 bytes a key while it runs, and keeps 16.
 
-        Raises:
-          ValueError: a key repeats.
+        ValueError: a key repeats.
         """
         none = np.empty(0, key_dtype(source.key_type).dtype)
         keys = np.concatenate([none, *source.read("keys")])
@@ -157,16 +151,9 @@ def write_sorted(
     shape: tuple[int, ...],
     places: Places,
 ) -> None:
-    """Writes a column of a source into a new file, each row at the position of its key.
+    """Writes `head`, then a column of a source, each row at the position of its key.
 
-    Args:
-      head: what comes before the rows.
-      pieces: of the column.
-      dtype: of its elements.
-      shape: of a row.
-
-    Raises:
-      OSError: the file cannot be written. ValueError: the number of rows differs from that of keys.
+    OSError: the file cannot be written. ValueError: the number of rows differs from that of keys.
     """
     n, first = int(places.at.size), 0
     with open(path, "xb+") as file:
@@ -229,13 +216,10 @@ def sources(
     """Returns the tables of a dump.
 
     Args:
-      path: of the folder.
       table: its files' name without `-key`; None: all tables.
       name: for a single table. By default the name in the files; for SOK's, which have none, the
         files' own without the `_0` of TensorFlow's ":0".
       dim: elements of a row; needed only for a table without keys.
-      dtype, key_type: to cast rows and keys to.
-      states: whether to read optimizer states.
       initial: initial values of states in new rows, such as "accumulator=0.1"; by default those of
         SOK's optimizers.
 
@@ -353,10 +337,8 @@ def write(
     because SOK rejects others.
 
     Args:
-      path: of the new folder.
       sources: the tables. Table "x" is the variable "x:0".
       dtype, key_type: of SOK's variable, to cast rows and keys to.
-      states: whether to write optimizer states.
       ranks: number of loading ranks; needed only for negative keys.
 
     Raises:

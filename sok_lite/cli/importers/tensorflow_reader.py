@@ -17,8 +17,7 @@ def looks_like_one(path: str | os.PathLike[str]) -> bool:
 def open_checkpoint(path: str | os.PathLike[str]) -> Any:
     """Returns TensorFlow's reader of a checkpoint.
 
-    Raises:
-      ImportError: no TensorFlow. FileNotFoundError: no checkpoint. ValueError: it is corrupt.
+    ImportError: no TensorFlow. FileNotFoundError: no checkpoint. ValueError: it is corrupt.
     """
     try:
         import tensorflow as tf

@@ -51,8 +51,7 @@ def sources(
         table.
 
     Raises:
-      ImportError: no TensorFlow.
-      OSError: there is no checkpoint, or it cannot be read.
+      ImportError: no TensorFlow. OSError: the checkpoint cannot be read.
       ValueError: it has no such variables, parts are missing, it is a delta, or corrupt.
     """
     open_checkpoint(path)

@@ -57,8 +57,7 @@ def sources(
       slots: "states", or "tables": treat slots as tables.
 
     Raises:
-      ImportError: no TensorFlow.
-      OSError: there is no checkpoint, or it cannot be read.
+      ImportError: no TensorFlow. OSError: the checkpoint cannot be read.
       ValueError: it has no such tables, or shards are missing, or it is corrupt.
     """
     reader = open_checkpoint(path)

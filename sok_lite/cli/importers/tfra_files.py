@@ -80,7 +80,6 @@ def sources(
     become states of their table. A table's keys are in memory while it is read.
 
     Args:
-      path: of the folder, such as `TFRADynamicEmbedding-1000`.
       key_type: "int64" (default) or "int32". This and the next two may differ per table, whose
         slots follow: "int64,items=int32".
       dtype: of the rows, such as "float16"; default "float32". Tables of restrict policies have
@@ -136,8 +135,6 @@ def write(
     scores and keys without a row are left out.
 
     Args:
-      path: of the folder; created if missing.
-      sources: the tables.
       trainable: the TFRA program's name of a table's trainable, or of the optimizer in TF1, which
         is part of slot names. One for all tables, with "{name}" for the table's, or one for each;
         default "{name}-shadow".
@@ -176,11 +173,7 @@ def write(
 def _bases(
     folder: str, name: str, found: Sequence[tuple[str, bool]], size: int | None
 ) -> list[str]:
-    """Returns the base names of a table's files.
-
-    Args:
-      found: every base, and whether it names its process.
-    """
+    """Chooses a table's files among base names, each with whether it names its process."""
     if all(is_of_process for _, is_of_process in found):
         return find_shards(folder, name, size)
     if any(is_of_process for _, is_of_process in found):

@@ -40,15 +40,10 @@ _INITIAL = {"accumulator": 0.1}
 
 
 class StoredRows(NamedTuple):
-    """Keys and rows stored together.
+    """Keys and rows stored together."""
 
-    Attributes:
-      keys: (k,) of the table's key type.
-      rows: (k, dim) in the storage of the table's dtype.
-    """
-
-    keys: np.ndarray
-    rows: np.ndarray
+    keys: np.ndarray  # (k,)
+    rows: np.ndarray  # (k, dim) in the storage of the table's dtype
 
 
 class Keyed(NamedTuple):
@@ -67,11 +62,7 @@ class Keyed(NamedTuple):
 
 
 class KeyedSource(Source):
-    """A table as a `Source`.
-
-    Args:
-      states: facts and rows of each state; keys it lacks have its initial value.
-    """
+    """A table as a `Source`, with facts and rows of each state; missing rows are initial."""
 
     def __init__(self, keyed: Keyed, states: Sequence[tuple[StateFacts, Keyed]]) -> None:
         self.name, self.key_type, self.dtype, self.dim, self._parts = keyed
@@ -140,20 +131,17 @@ def with_slots(
 
     A table is a slot of another if its name says so, rows are equally long, and at least half of
     its keys are the other's: TFRA keeps removed keys in slots, which are left out here. Other
-    tables stay tables. Both cases are logged if the name is of a slot.
+    tables stay tables. Both cases are logged if the name is of a slot. An optimizer takes over
+    states with the same initial values as its own.
 
     Args:
       tables: by TFRA's names.
       separator: between the parts of slot names.
-      initial: initial values of states in new rows, such as "accumulator=0.25"; default 0.1 for
-        "accumulator" and 0 for others. An optimizer takes over states with the same initial values
-        as its own.
-      slots: "states", or "tables": treat slots as tables.
+      initial, slots: as in tfra_files.py.
       known: further states by table name, their facts and rows.
 
     Raises:
-      ValueError: invalid `slots`.
-      WrongUse: `initial` names an unknown state.
+      ValueError: invalid `slots`. WrongUse: `initial` names an unknown state.
     """
     if slots not in ("states", "tables"):
         raise ValueError(f"`slots` must be 'states' or 'tables'. Received: {slots!r}.")

@@ -27,13 +27,8 @@ __all__ = [
 
 
 def callbacks_for(package: Any) -> SimpleNamespace:
-    """Returns the callbacks as classes of a Keras; this module's own are of `tf.keras`.
-
-    Args:
-      package: `keras`, `tf_keras` or `tf.keras`.
-
-    Raises:
-      TypeError: it is none of them.
+    """Returns the callbacks for `keras`, `tf_keras` or `tf.keras` (as in this module), or
+    TypeError.
     """
     return _callbacks_of(root_of(package))
 

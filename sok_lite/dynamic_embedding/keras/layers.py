@@ -294,11 +294,9 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
     `HvdVariable`.
 
     Args:
-      embedding_size: elements of a row.
       with_unique, with_secondary_unique: no effect: keys are always deduplicated before and after
         the exchange.
       mpi_size: expected number of ranks; None: not checked.
-      batch_size: not used.
       **kwargs: further arguments of `Embedding`.
 
     Raises:
@@ -334,8 +332,7 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
     def save_own_variables(self, store: Any) -> None:
         """Writes this rank's rows and states to a Keras store.
 
-        Raises:
-          NotImplementedError: there are other ranks, and they do not save theirs.
+        NotImplementedError: there are other ranks, and they do not save theirs.
         """
         if self.hvd_variable.mpi_size > 1 and not all_ranks_save.get():
             raise NotImplementedError(
@@ -366,7 +363,6 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
     """Rows of keys, combined per field: ids (batch, n) return (batch, nslots, embedding_size).
 
     Args:
-      embedding_size: elements of a row.
       nslots: number of fields.
       slot_map_fn: maps ids to fields in [0, nslots), of the same shape.
       others: of `Embedding`; `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
@@ -466,8 +462,7 @@ def save_rows(params: Any, store: MutableMapping[str, Any]) -> None:
 def load_rows(params: Any, store: Mapping[str, Any]) -> None:
     """Replaces the content of a `Variable` by what `save_rows` wrote.
 
-    Raises:
-      ValueError: something is missing or is from another kind of variable. Nothing has changed.
+    ValueError: something is missing or is from another kind of variable. Nothing has changed.
     """
     tables = _tables(params)
     tensors = {
@@ -542,13 +537,8 @@ def _as_integer(name: str, value: Any) -> int:
 
 
 def layers_for(package: Any) -> SimpleNamespace:
-    """Returns the layers as classes of a Keras, and registers them there by name.
-
-    Args:
-      package: `keras`, `tf_keras` or `tf.keras`.
-
-    Raises:
-      TypeError: it is none of them.
+    """Returns the layers for `keras`, `tf_keras` or `tf.keras` (else TypeError), registered by
+    name.
     """
     return _layers_of(root_of(package))
 

@@ -116,10 +116,7 @@ def de_hvd_save_model(
     The tables of rank r of n go to `<filepath>.rank<r>of<n>.npz`; `load_model` and `load_weights`
     read them.
 
-    Arguments and errors as for `de_save_model`.
-
-    Raises:
-      RuntimeError: another rank failed.
+    Arguments and errors as for `de_save_model`. RuntimeError: another rank failed.
     """
     comm = communicator("de_hvd_save_model()")
     with _together(comm):
@@ -256,8 +253,7 @@ def _read_checkpoint(model: Any, path: str) -> None:
 def _build(model: Any, file: Path) -> None:
     """Builds a model without weights as the saved one was built.
 
-    Raises:
-      ValueError: the file does not say how, or the model cannot be built so.
+    ValueError: the file does not say how, or the model cannot be built so.
     """
     if _is_built(model):
         return

@@ -157,9 +157,7 @@ def _write_together(
 
     Args:
       what: names the caller in errors.
-      tables: in the checkpoint.
       write: writes the checkpoint with its files; called on rank 0.
-      written: records it.
 
     Returns:
       The result of `write`; None on other ranks.
