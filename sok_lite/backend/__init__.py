@@ -38,10 +38,9 @@ def _cuda() -> Backend:
 
 
 def default_backend() -> str:
-    """Returns the name in SOK_LITE_BACKEND, else "cuda" where CuPy sees a GPU, else "cpu".
+    """Returns SOK_LITE_BACKEND, else "cuda" if CuPy sees a GPU, else "cpu".
 
-    Raises:
-      ValueError: SOK_LITE_BACKEND names no backend.
+    ValueError: SOK_LITE_BACKEND names no backend.
     """
     name = os.environ.get("SOK_LITE_BACKEND", "").strip()
     if name not in ("", "cpu", "cuda"):
@@ -53,14 +52,10 @@ def default_backend() -> str:
 
 
 def get_backend(name: str | None = None) -> Backend:
-    """Returns the one backend of a name.
+    """Returns the shared backend of a name.
 
-    Args:
-      name: "cpu" or "cuda"; None: `default_backend()`.
-
-    Raises:
-      ValueError: no such backend; where SOK_LITE_BACKEND names it, the error says so.
-      RuntimeError: cuda was requested and there is no CuPy or no GPU.
+    ValueError: no such backend; if SOK_LITE_BACKEND names it, the error says so. RuntimeError:
+    "cuda" without CuPy or a GPU.
     """
     source = "backend" if name else "SOK_LITE_BACKEND"
     name = name or default_backend()

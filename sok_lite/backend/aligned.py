@@ -1,4 +1,4 @@
-"""Memory of the host that TensorFlow takes over without a copy."""
+"""Host memory that TensorFlow can adopt without a copy."""
 
 import math
 
@@ -6,17 +6,13 @@ import numpy as np
 
 from sok_lite.backend.arguments import address_of
 
-# What TensorFlow's CPU kernels take for granted of the memory of a tensor.
+# Alignment that TensorFlow's CPU kernels assume of a tensor.
 ALIGNMENT = 64
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an array, not initialised, that begins at a multiple of `ALIGNMENT` bytes.
-
-    Raises:
-      MemoryError: there is no memory for it.
-    """
-    # NumPy's own large arrays lie on huge pages, which TensorFlow's do not: rows scattered over
-    # 4 KB pages cost a third more to write.
+    """Returns an uninitialized array aligned to `ALIGNMENT` bytes, or raises MemoryError."""
+    # NumPy uses huge pages for large arrays, TensorFlow does not: scattered writes to 4 KB pages
+    # cost a third more.
     memory = np.empty(math.prod(shape) * dtype.itemsize + ALIGNMENT, np.uint8)
     return np.ndarray(shape, dtype, memory, -address_of(memory) % ALIGNMENT)

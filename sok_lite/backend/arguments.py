@@ -1,7 +1,7 @@
-"""Arguments of kernels as words of 8 bytes.
+"""Kernel arguments as words of 8 bytes.
 
-A step over many tables passes thousands of arguments: those of all parts of a launch are made
-column by column, in few calls of Python for each.
+A step over many tables passes thousands of arguments: those of all tables of a launch are packed by
+column, in few Python calls each.
 """
 
 import ctypes
@@ -16,16 +16,16 @@ import numpy as np
 
 from sok_lite.backend.base import ARGUMENT_DTYPES
 
-# Returns the address of each array, 0 for None. Raises TypeError for one that is not of the dtype
-# (None: any), or has gaps; the text names the kernel, and the number of the argument.
+# Returns the address of each array, 0 for None. Raises TypeError, which names kernel and argument
+# number, for one that has gaps or is not of the dtype (None: any).
 Addresses = Callable[[Sequence[Any], np.dtype | None, str, int], list[int]]
 
-# What is raised where something is no number, or too large.
+# Raised for values that are not numbers, or too large.
 _UNFIT = (OverflowError, TypeError, struct.error)
 
 
 class _Types(dict[int, Any]):
-    """The ctypes types of arrays of n int64, by n: ctypes makes a new one unless it is kept."""
+    """ctypes array types of n int64, by n; otherwise ctypes makes a new one each time."""
 
     _MOST = 1 << 12
 
@@ -36,26 +36,26 @@ class _Types(dict[int, Any]):
         return made
 
 
-# Words for a launch are memory of ctypes: whoever has it needs no call to pass its address.
+# Launch words are ctypes memory: passing its address needs no call.
 WORDS = _Types()
 
-# Takes memory of any length, which must be writable and have no gaps.
+# Wraps memory of any length, which must be writable and have no gaps.
 _over = (ctypes.c_char * 0).from_buffer
 _UNUSUAL = (TypeError, ValueError, BufferError)
 
 
 def address_of(array: Any) -> int:
-    """Returns the address of an array's data: NumPy's own attribute takes thrice as long."""
+    """Returns the address of an array's data; NumPy's own attribute takes three times as long."""
     try:
         return addressof(_over(array))
-    except _UNUSUAL:  # such as one that is read-only
+    except _UNUSUAL:  # such as a read-only one
         return int(array.ctypes.data)
 
 
 def addresses_of(
     arrays: Sequence[Any], dtype: np.dtype | None, kernel: str, argument: int
 ) -> list[int]:
-    """Returns the address of each NumPy array, as `Addresses` says."""
+    """Returns the address of each NumPy array; see `Addresses`."""
     try:
         found = [
             0 if array is None else addressof(_over(array))
@@ -90,7 +90,7 @@ def check_array(array: Any, dtype: np.dtype | None, kernel: str, argument: int) 
 
 @functools.cache
 def _typed(signature: str) -> list[tuple[int, str, np.dtype | None]]:
-    """Returns number, letter and dtype of each argument that is no int."""
+    """Returns number, letter and dtype of each argument that is not an int."""
     letters = enumerate(signature)
     return [(i, each, ARGUMENT_DTYPES.get(each)) for i, each in letters if each != "#"]
 
@@ -103,19 +103,14 @@ def pack_parts(
     memory: Any,
     first: int = 0,
 ) -> None:
-    """Writes the arguments of parts as words, those of a part side by side.
+    """Writes arguments as words, those of each part side by side.
 
     Args:
-      kernel: the kernel's name, for messages.
-      signature: a letter for each argument, as kernels/parts.cuh has them; "?": an array of any
-        type.
-      parts: the arguments of each part.
+      signature: a letter for each argument, as in kernels/parts.cuh; "?": an array of any type.
       addresses: of arrays of the backend.
-      memory: words to write into, a buffer.
-      first: the first word to write.
 
     Raises:
-      TypeError: arguments of a part do not fit the signature.
+      TypeError: arguments do not match the signature.
     """
     num_arguments = len(signature)
     for count in {*map(len, parts)} - {num_arguments}:
@@ -126,7 +121,7 @@ def pack_parts(
         if letter == ".":
             words[i::num_arguments] = _bits_of(column, kernel, i)
         elif column[0] is column[-1] and len({*map(id, column)}) == 1:
-            # What all tables have together is one array.
+            # All tables share one array.
             words[i::num_arguments] = addresses(column[:1], dtype, kernel, i) * len(column)
         else:
             words[i::num_arguments] = addresses(column, dtype, kernel, i)
@@ -139,7 +134,7 @@ def pack_parts(
 
 
 def _bits_of(numbers: Sequence[Any], kernel: str, argument: int) -> Sequence[int]:
-    """Returns the bits of floats of 32 bits."""
+    """Returns the bits of 32-bit floats."""
     try:
         return struct.unpack(f"{len(numbers)}I", struct.pack(f"{len(numbers)}f", *numbers))
     except _UNFIT:
@@ -149,7 +144,7 @@ def _bits_of(numbers: Sequence[Any], kernel: str, argument: int) -> Sequence[int
 
 
 def _refuse_unfit(kind: str, number: Any, kernel: str, argument: int) -> None:
-    """Raises TypeError for what is no such number."""
+    """Raises TypeError for an invalid number."""
     try:
         struct.pack(kind, number)
     except _UNFIT:

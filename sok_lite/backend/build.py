@@ -1,10 +1,9 @@
-"""The CPU kernel library: the one in the wheel, or one compiled here from the sources.
+"""The CPU kernel library: from the wheel, or compiled here from the sources.
 
-A wheel ships it in `sok_lite/lib`. A checkout has none: the library is then compiled with the
-machine's own g++ on first use, into a cache keyed by the sources and the flags, so an edited kernel
-is never run from an old library. scripts/setup.sh does it in advance, and whoever builds a wheel
-(hatch_build.py) takes the libraries of the same cache: one machine compiles them once. The library
-of TensorFlow's operations (sok_lite/native) is found and compiled in the same way.
+A wheel has it in `sok_lite/lib`. In a checkout g++ compiles it on first use, into a cache keyed by
+sources and flags, so an edited kernel never runs from an old library. scripts/setup.sh does so in
+advance, and building a wheel (hatch_build.py) uses the same cache. The library of TensorFlow's
+operations (sok_lite/native) is found and compiled likewise.
 """
 
 import ctypes
@@ -22,18 +21,18 @@ from pathlib import Path
 from sok_lite.backend.sources import kernel_files, kernel_folder, runtime_files
 from sok_lite.backend.tunables import kernel_defines
 
-# -fno-trapping-math: no kernel asks for the flags of floating-point exceptions, and where they need
-# not be right g++ makes vector instructions of a branch in a loop. Lion and AdagradDA have one.
-# -ffp-contract=off: a fused multiply-add would round differently from the GPU and from other CPUs.
+# -fno-trapping-math: without it, g++ does not vectorize loops with branches, as in Lion and
+# AdagradDA; no kernel uses floating-point exception flags. -ffp-contract=off: a fused multiply-add
+# would round differently from the GPU and other CPUs.
 FLAGS = (
     "-std=c++17 -O3 -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno "
     "-fno-trapping-math -Wall -Wextra -Werror"
 ).split()
 
-# What else there is: the kernels for processors that have AVX2, FMA and F16C.
+# A second build: for processors with AVX2, FMA and F16C.
 V3_FLAGS = ("-march=x86-64-v3",)
-# A library must load where libstdc++ is older, and TensorFlow, which shares the process, must not
-# find the copy that is in it.
+# The library must load with an older libstdc++, and must not expose its copy to TensorFlow in the
+# same process.
 _LINK_FLAGS = ("-static-libstdc++", "-static-libgcc")
 _EXPORTS = "cpu_exports.map"
 
@@ -43,13 +42,12 @@ _log = logging.getLogger("sok_lite")
 def find_library() -> Path:
     """Returns the CPU kernel library: SOK_LITE_CPU_LIBRARY, the wheel's, or one compiled here.
 
-    Raises:
-      ValueError: SOK_LITE_CPU_LIBRARY is not the path of a CPU kernel library.
-      RuntimeError: there is none and it cannot be compiled.
+    ValueError: SOK_LITE_CPU_LIBRARY is not the path of a CPU kernel library. RuntimeError: there is
+    none and it cannot be compiled.
     """
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
-        path = Path(named).absolute()  # a bare name would be looked for elsewhere
+        path = Path(named).absolute()  # a bare name would be searched elsewhere
         try:
             library = ctypes.CDLL(str(path))
             _ = library.sok_launch, library.sok_rule_scalars
@@ -63,12 +61,10 @@ def find_library() -> Path:
 
 
 def find_rules() -> Path:
-    """Returns a library with the formulas of update rules, which a GPU's steps need too.
+    """Returns a library with the formulas of update rules, which GPU steps need too.
 
-    It is that of the CPU kernels where that is there, and else a small one.
-
-    Raises:
-      ValueError, RuntimeError: as `find_library`.
+    It is the CPU kernel library if that exists, otherwise a small one. ValueError, RuntimeError: as
+    `find_library`.
     """
     if built_library() is not None:
         return find_library()
@@ -81,7 +77,7 @@ def find_rules() -> Path:
 
 
 def built_library() -> Path | None:
-    """Returns what `find_library` would without compiling anything; None: it would compile."""
+    """Returns the result of `find_library` if it needs no compiling, else None."""
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
         return Path(named)
@@ -90,7 +86,7 @@ def built_library() -> Path | None:
 
 
 def shipped_library() -> Path | None:
-    """Returns the library in the wheel that suits this processor; None: there is none that fits."""
+    """Returns the wheel's library for this processor, or None."""
     if kernel_defines():
         return None  # the wheel's have the default tunables
     names = ["libsok_lite_cpu_v3.so"] if has_x86_64_v3() else []
@@ -98,7 +94,7 @@ def shipped_library() -> Path | None:
 
 
 def shipped_file(*names: str) -> Path | None:
-    """Returns the first of these libraries that is in the wheel; None: it has none of them."""
+    """Returns the first of these libraries in the wheel, or None."""
     folder = Path(__file__).resolve().parent.parent / "lib"
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
@@ -106,15 +102,9 @@ def shipped_file(*names: str) -> Path | None:
 def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     """Compiles every kernel into one shared library and returns its path.
 
-    It takes a minute or two where the cache has no library of these sources and flags: the logger
-    "sok_lite" warns of that, since whoever makes a table then waits for it.
-
-    Args:
-      extra_flags: further compiler flags, such as a sanitizer's.
-
-    Raises:
-      RuntimeError: there is no C++ compiler, it cannot be run, or it failed (its own words are in
-        the message); or the folder for what is compiled cannot be used.
+    Unless cached it takes a minute or two; a warning of the logger "sok_lite" tells whoever waits
+    for a first table. RuntimeError: no working C++ compiler, a compile error (quoted in the
+    message), or an unusable cache folder.
     """
     flags = _flags(extra_flags)
     return compile_sources(_target_of_kernels(flags), flags, _sources(), "CPU kernels")
@@ -127,12 +117,10 @@ def compile_sources(
     what: str,
     needs: str | None = None,
 ) -> Path:
-    """Compiles sources into a shared library, unless it is there, and returns its path.
+    """Compiles sources into a shared library, unless it exists, and returns its path.
 
     Args:
-      target: that `target_of` gave of the same flags and sources.
-      what: they are, for errors.
-      needs: the name of a library that the process will have loaded: it is linked by its name.
+      needs: name of a library that the process will have loaded, to link by its name.
 
     Raises:
       RuntimeError: as `compile_library`.
@@ -170,12 +158,12 @@ def _compile(
             list(pool.map(_run_compiler, commands))
         linked = [*map(str, objects)]
         if needs is not None:
-            # An empty library of that name stands for it.
+            # An empty library of that name replaces it.
             empty = Path(scratch) / needs
             named = ["-shared", f"-Wl,-soname,{needs}", "-o", str(empty)]
             _run_compiler([command, "-x", "c++", os.devnull, *named])
             linked += ["-Wl,--no-as-needed", str(empty)]
-        # Renamed into place when whole: several ranks may compile at once.
+        # Moved into place once complete: several ranks may compile at once.
         built = Path(scratch) / target.name
         exports = f"-Wl,--version-script={kernel_folder() / _EXPORTS}"
         _run_compiler([command, *flags, *_LINK_FLAGS, exports, *linked, "-o", str(built)])
@@ -201,7 +189,7 @@ def _target_of_kernels(flags: Sequence[str]) -> Path:
 
 
 def target_of(name: str, flags: Sequence[str], files: Sequence[Path]) -> Path:
-    """Returns where a library is, once it is compiled with these flags of these files."""
+    """Returns the cache path of a library compiled with these flags from these files."""
     digest = hashlib.sha256(" ".join([platform.machine(), *flags, *_LINK_FLAGS]).encode())
     for path in sorted([*files, kernel_folder() / _EXPORTS]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -222,12 +210,12 @@ def _of_this_processor() -> list[str]:
 
 
 def compiler() -> str | None:
-    """Returns the C++ compiler of this machine; None: there is none."""
+    """Returns this machine's C++ compiler, or None."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
 
 def cache_folder() -> Path:
-    """Returns the folder for what is compiled on this machine."""
+    """Returns the folder for compiled files on this machine."""
     root = os.environ.get("SOK_LITE_CACHE")
     if not root:
         root = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sok_lite")
@@ -236,7 +224,8 @@ def cache_folder() -> Path:
 
 def has_x86_64_v3() -> bool:
     """Whether this processor runs code compiled with -march=x86-64-v3."""
-    # "abm" is what Linux calls lzcnt: without it that instruction gives other numbers, not a fault.
+    # "abm" is Linux' name of lzcnt: without it that instruction returns other numbers, without a
+    # fault.
     return {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"} <= _cpu_flags()
 
 

@@ -1,16 +1,14 @@
-"""The kernels as a GPU loads them: compiled by NVRTC once per machine, and kept on disk.
+"""GPU kernels: compiled by NVRTC once per machine, and cached on disk.
 
-NVRTC is called through CuPy, and needs no GPU. CuPy has compilers of its own. `cupy.RawModule`,
-which also keeps what it compiled, adds -ftz=true behind all options and the last one wins: results
-below 1.2e-38 would be 0, and those of the CPU are not. `compile_using_nvrtc` asks a GPU for its
-architecture even where it is told one.
+NVRTC is called through CuPy, and needs no GPU. CuPy's own compilers do not fit: `cupy.RawModule`,
+which also caches, appends -ftz=true after all options and so wins: results below 1.2e-38 would be
+0, unlike on the CPU. `compile_using_nvrtc` asks a GPU for its architecture even if it is given one.
 
-Files on disk are keyed by everything that decides the result. A file is written under another name
-and then renamed, so no reader sees half of one, and begins with the checksum of the rest: a file
-that a full disk or a crash has cut short is made again. There is no lock: of several ranks that
-miss the same file each makes it, on a core of its own in the time that it would have waited, and
-the last one stays. A lock would save only work, and not every shared disk has locks that a killed
-process releases.
+Cached files are keyed by everything that decides the result. A file is written under another name
+and then renamed, so no reader sees half of one, and starts with a checksum: a file truncated by a
+full disk or a crash is made again. There is no lock: ranks that miss the same file all compile it,
+each on its own core in the time that it would have waited, and the last one stays. A lock would
+save only work, and not every shared disk releases the locks of a killed process.
 """
 
 import hashlib
@@ -26,34 +24,31 @@ from sok_lite.backend.build import cache_folder
 from sok_lite.backend.sources import inlined
 from sok_lite.backend.tunables import kernel_defines
 
-# Words of arguments of a narrow launch, and of a wide one: with CUDA 12.1 and newer there is space
-# for 32,764 bytes, in the words of the CUDA C++ Programming Guide on parameters of __global__.
+# Argument words of a narrow launch, and of a wide one: CUDA 12.1 and newer have space for 32,764
+# bytes (CUDA C++ Programming Guide, parameters of __global__).
 LAUNCH_WORDS, WIDE_LAUNCH_WORDS = 480, 4080
 _WIDE_SINCE = (12, 1)
 
 # A section of machine code, or an entry of PTX.
 _KERNEL = re.compile(rb"\0\.text\.(\w+)(?=\0)|\.entry (\w+)\(")
 
-# --fmad=false: the CPU does not fuse multiply and add either, and results must be the same.
+# --fmad=false: the CPU does not fuse multiply and add, and results must be equal.
 FLAGS = ("--std=c++17", "--fmad=false")
 
 
 def kernel_names(binary: bytes) -> list[str]:
-    """Returns the names of the kernels of a file that was compiled."""
+    """Returns the names of the kernels of a compiled file."""
     return sorted({(code or ptx).decode() for code, ptx in _KERNEL.findall(binary)})
 
 
 class GpuBinaries:
-    """Makes them, for GPUs of any compute capability. It needs no GPU.
+    """Compiles kernel files for GPUs of any compute capability, without needing a GPU.
 
-    Args:
-      binding: the module `cupy.cuda.nvrtc`.
-      runtime: the module `cupy.cuda.runtime`; None: the driver is as new as NVRTC.
+    `binding` and `runtime` are modules of cupy.cuda; runtime None: the driver is as new as NVRTC.
 
     Attributes:
       has_wide: whether there are wide launches.
-      folder: where they are kept.
-      defines: the macros that SOK_LITE_KERNEL_DEFINES sets.
+      defines: the macros of SOK_LITE_KERNEL_DEFINES.
     """
 
     def __init__(self, binding: Any, runtime: Any = None) -> None:
@@ -67,19 +62,14 @@ class GpuBinaries:
 
     @property
     def forms(self) -> tuple[bool, ...]:
-        """Returns the possible values of `is_wide` of `get`."""
+        """The possible values of `is_wide` of `get`."""
         return (False, True) if self.has_wide else (False,)
 
     def get(self, path: Path, capability: str, is_wide: bool) -> bytes:
-        """Returns the kernels of a file for a GPU.
+        """Returns a .cu file's kernels for a GPU capability such as "90" and wide or narrow
+        launches.
 
-        Args:
-          path: of a .cu file.
-          capability: of the GPU, such as "90".
-          is_wide: for wide launches, or narrow ones.
-
-        Raises:
-          RuntimeError: NVRTC knows no GPU as old as that, or refuses the source.
+        RuntimeError: NVRTC does not know such an old GPU, or rejects the source.
         """
         source = inlined(path)
         defines = [f"-D{name}={value}" for name, value in self.defines.items()]
@@ -92,31 +82,19 @@ class GpuBinaries:
 
 
 class CompileError(RuntimeError):
-    """A source does not compile; the compiler's own words are in the message."""
+    """A compile error, with the compiler's message."""
 
 
 class Compiled(NamedTuple):
-    """The result of compiling a source.
+    """A compiled source."""
 
-    Attributes:
-      binary: what a GPU's driver loads: machine code (a cubin), or PTX where the flags name a
-        virtual architecture.
-      ptx: the intermediate code.
-      log: the compiler's words.
-    """
-
-    binary: bytes
+    binary: bytes  # machine code (a cubin), or PTX for a virtual architecture
     ptx: str
-    log: str
+    log: str  # the compiler's messages
 
 
 class Nvrtc:
-    """NVRTC, of one process.
-
-    Args:
-      binding: the module `cupy.cuda.nvrtc`. This file does not import it: who compiles has it, and
-        it can be another one.
-    """
+    """NVRTC of one process, by a module like `cupy.cuda.nvrtc`, which this file does not import."""
 
     def __init__(self, binding: Any) -> None:
         self._nvrtc = binding
@@ -129,7 +107,7 @@ class Nvrtc:
 
     @property
     def build(self) -> str:
-        """An identifier of this build of NVRTC: the comment at the head of all its PTX.
+        """Identifies this build of NVRTC, by the comment at the head of all its PTX.
 
         The version does not: patches of a release share it.
         """
@@ -142,11 +120,9 @@ class Nvrtc:
     def architecture(self, capability: str) -> str:
         """Returns the flag for a GPU of a compute capability, such as "90".
 
-        It is machine code where NVRTC knows the GPU: nothing is left to compile when it is loaded.
-        For a newer GPU it is the PTX of the newest one that is known, which the driver compiles.
-
-        Raises:
-          RuntimeError: NVRTC knows no GPU as old as that.
+        For a GPU that NVRTC knows it is machine code, with nothing left to compile when loading.
+        For a newer one it is the PTX of the newest known one, which the driver compiles.
+        RuntimeError: NVRTC does not know such an old GPU.
         """
         known = self._nvrtc.getSupportedArchs()
         mine = int(capability)
@@ -161,14 +137,9 @@ class Nvrtc:
         return f"-arch=compute_{max(older)}"
 
     def compiled(self, source: str, flags: Sequence[str]) -> Compiled:
-        """Compiles a source without includes.
+        """Compiles CUDA C++ without includes. CompileError: NVRTC rejected it.
 
-        Args:
-          source: CUDA C++.
-          flags: of NVRTC; with an -arch=sm_ the binary is machine code, else PTX.
-
-        Raises:
-          CompileError: NVRTC refused it.
+        With -arch=sm_ the binary is machine code, else PTX.
         """
         nvrtc = self._nvrtc
         program = nvrtc.createProgram(source, "kernel.cu", [], [])
@@ -188,23 +159,14 @@ class Nvrtc:
 
 
 class DiskCache:
-    """Files in a folder. If the folder cannot be used there is a warning, and nothing is cached.
-
-    Args:
-      folder: where the files are; made when the first one is written.
-    """
+    """A cache in a folder. If the folder is unusable it warns, and caches nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._has_warned = False
 
     def get(self, facts: Sequence[str], make: Callable[[], bytes]) -> bytes:
-        """Returns the cached result for some facts, or that of `make`, which is then cached.
-
-        Args:
-          facts: everything that decides the result.
-          make: called if there is no valid file; its errors are passed on.
-        """
+        """Returns the cached result for the facts that decide it, or makes and caches it."""
         digest = hashlib.sha256()
         for fact in facts:
             part = fact.encode()

@@ -1,9 +1,9 @@
-"""Which ranks share this machine, by the launcher's environment variables."""
+"""The ranks on this machine, from the launcher's environment variables."""
 
 import os
 from collections.abc import Sequence
 
-# horovodrun with Gloo, Open MPI, MPICH and its kin, MVAPICH2, Slurm.
+# horovodrun with Gloo, Open MPI, MPICH and relatives, MVAPICH2, Slurm.
 _RANK = (
     "HOROVOD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -20,16 +20,16 @@ _SIZE = (
 
 
 def largest_variable(names: Sequence[str], least: int) -> int:
-    """Returns the largest number that an environment variable of these names holds, or `least`."""
+    """Returns the largest number in environment variables of these names, at least `least`."""
     values = [os.environ.get(name, "").strip() for name in names]
     return max([least, *(int(value) for value in values if value.isdigit())])
 
 
 def local_rank() -> int:
-    """Returns the number of this process among those of this machine; 0 without a launcher."""
+    """Returns the number of this process on this machine; 0 without a launcher."""
     return largest_variable(_RANK, 0)
 
 
 def local_size() -> int:
-    """Returns how many processes of the job run on this machine; 1 without a launcher."""
+    """Returns the number of the job's processes on this machine; 1 without a launcher."""
     return largest_variable(_SIZE, 1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 _PACKAGE = Path(__file__).resolve().parent.parent
 # A name made by a macro ends in ## and the macro's parameter; the kernel's parameters follow.
 _KERNEL = re.compile(r"\bSOK_(ROW_|TILE_|TEAM_)?KERNEL\((\w+)(##\w+)?\)[\s\\]*\(([^()]*)\)")
-# Of parameters, as SokCode in kernels/parts.cuh has them.
+# By parameter type, as SokCode in kernels/parts.cuh.
 _LETTERS = {
     "i64*": "q",
     "u64*": "Q",
@@ -40,16 +40,15 @@ def kernel_files() -> list[Path]:
 
 
 def runtime_files() -> list[Path]:
-    """Returns the files that every CPU library has beside its kernels, sorted by name."""
+    """Returns the files of a CPU library besides kernels, sorted by name."""
     return sorted(kernel_folder().glob("*.cpp"))
 
 
 def inlined(path: Path) -> str:
-    """Returns the source of a file with its includes written in place, each once.
+    """Returns a source with each include expanded in place once.
 
-    NVRTC is given no include path, so that a kernel compiles the same on every machine.
-    System includes (in platform_cpu.cuh alone) stay as they are. Compilers name lines by
-    the files that they come from.
+    NVRTC gets no include path, so a kernel compiles the same on every machine. System includes
+    (only in platform_cpu.cuh) stay. Line directives name the original files.
     """
     folder = kernel_folder()
     seen: set[str] = set()
@@ -72,26 +71,16 @@ def inlined(path: Path) -> str:
 
 
 class KernelSource(NamedTuple):
-    """The definition of a kernel.
-
-    Attributes:
-      name: the kernel's name, or its first part where a macro makes several of them.
-      is_prefix: whether it is the first part.
-      kind: "" for one GPU thread per item of its main loop, "row" or "tile" for several, "team"
-        for a block of them.
-      signature: a letter for each parameter; "?" for a pointer whose type a macro chooses.
-      path: the file.
-    """
+    """The definition of a kernel."""
 
     name: str
-    is_prefix: bool
-    kind: str
-    signature: str
+    is_prefix: bool  # of the names of several kernels, made by a macro
+    kind: str  # GPU threads per item: "" one, "row" or "tile" several, "team" a block
+    signature: str  # a letter per parameter; "?" for a pointer whose type a macro chooses
     path: Path
 
 
 def all_kernels() -> list[KernelSource]:
-    """Returns the kernels of all files."""
     return [
         KernelSource(
             match.group(2),
@@ -110,16 +99,12 @@ def _signature(parameters: str) -> str:
         parameter.replace("\\", " ").replace("const ", " ").split()[0]
         for parameter in parameters.split(",")
     ]
-    # The first one says which items are a thread's.
+    # The first parameter is the range of items.
     return "".join(_LETTERS.get(name, "?") for name in types[1:])
 
 
 def find_kernel(name: str, kernels: list[KernelSource]) -> KernelSource:
-    """Returns the source of a kernel.
-
-    Raises:
-      AttributeError: there is no such kernel.
-    """
+    """Returns the source of a kernel. AttributeError: there is none."""
     fits = [
         kernel
         for kernel in kernels

@@ -1,7 +1,7 @@
-"""The lock of a table that native code takes as well: a few words of the table's record.
+"""A table's lock, shared with native code: a few words of the table's record.
 
-It is used as an RLock is. What `with` calls is C code, from a library that has loaded Python's
-addresses: as with an RLock, no bytecode runs between a lock that is taken and its `with`.
+It works like an RLock. `with` calls C code, from a library that has loaded Python's addresses: as
+with an RLock, no bytecode runs between acquiring the lock and entering `with`.
 """
 
 import ctypes
@@ -18,13 +18,13 @@ class TableLock(ctypes.Structure):
 
     Attributes:
       state: kLockAlone or the number of readers, and kLockSleeping.
-      waiting: threads that wait until they can have it alone.
-      owner, depth: of the thread that has it alone: which it is, and how often it has taken it.
-      is_own: returns whether this thread has it alone.
-      retire: takes anything; called once the table of the lock's record is going, and before its
-        memory is. No native call is in the table afterwards, and none begins.
-      after_fork: called in a forked child. Gives the lock of any other thread back, and returns
-        whether none has had it alone.
+      waiting: number of threads that wait for exclusive access.
+      owner, depth: the thread with exclusive access, and how often it acquired it.
+      is_own: returns whether this thread has exclusive access.
+      retire: takes any argument; called before the memory of the record's table is freed.
+        Afterwards no native call is in the table, and none begins.
+      after_fork: called in a forked child: releases the lock of any other thread, and returns
+        whether none had exclusive access.
     """
 
     _fields_ = (
@@ -40,14 +40,14 @@ class TableLock(ctypes.Structure):
     _try: Callable[[], int]
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Takes it, and returns whether it has; it waits unless `blocking` is False."""
+        """Acquires exclusive access, waiting if `blocking`; returns whether it has it."""
         if not blocking:
             return bool(self._try())
         self.__enter__()
         return True
 
     def release(self) -> None:
-        """Gives it back. Raises RuntimeError: this thread does not have it."""
+        """Releases it. RuntimeError: this thread does not have it."""
         if not self.is_own():
             raise RuntimeError("A table's lock was given back by a thread that does not have it.")
         self.__exit__(None, None, None)
@@ -57,7 +57,7 @@ class TableLock(ctypes.Structure):
 
 
 class TableLocks(ctypes.Structure):
-    """Several locks for one `with`, which takes them in the order of their addresses."""
+    """Several locks for one `with`, acquired in the order of their addresses."""
 
     _fields_ = (("count", c_int64), ("locks", c_void_p))
 
@@ -77,10 +77,10 @@ def has_functions() -> bool:
 
 
 def load(library: Path) -> None:
-    """Gives locks the functions of a CPU kernel library, unless they have some."""
+    """Binds the lock functions of a CPU kernel library, unless bound."""
     if has_functions():
         return
-    functions = ctypes.PyDLL(str(library))  # it lets go of the interpreter lock itself
+    functions = ctypes.PyDLL(str(library))  # it releases the interpreter lock itself
     names = ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals")
     addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value for name in names]
     functions.sok_lock_python((c_void_p * len(names))(*addresses))

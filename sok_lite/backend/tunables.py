@@ -1,7 +1,7 @@
-"""Numbers of the kernels that a measurement should choose: SOK_LITE_KERNEL_DEFINES sets them.
+"""Tunable constants of the kernels, set by SOK_LITE_KERNEL_DEFINES.
 
-They are compiled in. A value that a kernel was not made for would not fail: it would find no keys,
-or write where another row is. So none is let through.
+They are compiled in. An unsupported value would not fail but miss keys, or overwrite other rows, so
+it is rejected.
 """
 
 import os
@@ -14,20 +14,15 @@ _POWERS_TO_32 = frozenset({1, 2, 4, 8, 16, 32})
 
 
 class Tunable(NamedTuple):
-    """A macro of the kernels.
+    """A macro of the kernels."""
 
-    Attributes:
-      values: those that it may have.
-      rule: the same in words.
-    """
-
-    values: frozenset[int]
-    rule: str
+    values: frozenset[int]  # permitted ones
+    rule: str  # the same in words
 
 
 THREADS_PER_BLOCK = 256  # the default of SOK_THREADS_PER_BLOCK
 
-# The other defaults are in the sources, where kernels/README.md says; a warp has 32 lanes.
+# The other defaults are in the sources, listed in kernels/README.md; a warp has 32 lanes.
 TUNABLES = {
     "SOK_LINE": Tunable(_POWERS_TO_32, "a power of two from 1 to 32"),
     "SOK_TILE": Tunable(_POWERS_TO_32, "a power of two from 1 to 32"),
@@ -42,12 +37,10 @@ TUNABLES = {
 
 
 def kernel_defines() -> dict[str, int]:
-    """Returns the macros that SOK_LITE_KERNEL_DEFINES sets, such as "SOK_LINE=8 SOK_TILE=8".
+    """Returns the macros in SOK_LITE_KERNEL_DEFINES, such as "SOK_LINE=8 SOK_TILE=8".
 
-    Both backends compile with them; one without a value here has the default of the sources.
-
-    Raises:
-      ValueError: the variable is not a list of NAME=NUMBER, or a tunable cannot have that value.
+    Both backends compile with them; others have the defaults of the sources. ValueError: not a list
+    of NAME=NUMBER, or a value that a tunable does not permit.
     """
     defines: dict[str, int] = {}
     for text in os.environ.get(_VARIABLE, "").split():

@@ -1,1 +1,1 @@
-"""The command line, `sok-lite`: looks at checkpoints and makes others of them, without tables."""
+"""The command line `sok-lite`: inspects, verifies and converts checkpoints, without tables."""

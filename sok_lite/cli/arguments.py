@@ -1,4 +1,4 @@
-"""Arguments that several commands have."""
+"""Arguments shared by commands."""
 
 import argparse
 
@@ -7,7 +7,7 @@ from sok_lite.engine.local_path import local_path
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of commands that read one PATH of any format and print what is there."""
+    """Adds the arguments of commands that read one PATH of any format and print a result."""
     add_path(parser)
     add_tables(parser)
     add_json(parser)
@@ -25,12 +25,10 @@ def add_path(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds --json."""
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
 def add_tables(parser: argparse.ArgumentParser) -> None:
-    """Adds --table."""
     parser.add_argument(
         "--table",
         action="append",
@@ -41,11 +39,7 @@ def add_tables(parser: argparse.ArgumentParser) -> None:
 
 
 def add_from_format(parser: argparse.ArgumentParser, what: str) -> None:
-    """Adds --from-format and --from-option.
-
-    Args:
-      what: is read.
-    """
+    """Adds --from-format and --from-option; `what` is being read."""
     parser.add_argument(
         "--from-format", metavar="FORMAT", help=f"format of {what} (default: detected)"
     )
@@ -53,7 +47,7 @@ def add_from_format(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, what: str) -> None:
-    """Adds an argument for the options of a format."""
+    """Adds an argument for options of a format."""
     parser.add_argument(
         name,
         action="append",
@@ -64,16 +58,12 @@ def add_option(parser: argparse.ArgumentParser, name: str, what: str) -> None:
 
 
 def add_force(parser: argparse.ArgumentParser, what: str) -> None:
-    """Adds --force.
-
-    Args:
-      what: it replaces.
-    """
+    """Adds --force; `what` is being replaced."""
     parser.add_argument("--force", action="store_true", help=f"replace {what}")
 
 
 def local(text: str) -> str:
-    """Returns a path of this machine."""
+    """Returns a local path."""
     try:
         return local_path(text)
     except ValueError as error:
@@ -81,7 +71,7 @@ def local(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Returns a path of this machine, or the address of a checkpoint."""
+    """Returns a local path, or the address of a checkpoint."""
     if not is_in_store(text):
         return local(text)
     try:

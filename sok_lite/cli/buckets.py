@@ -1,7 +1,7 @@
-"""Keys of several sources side by side, whatever order they are in and however many there are.
+"""Groups keys of several sources, in any order and number, with bounded memory.
 
-Records go into temporary files by the hash of their key. Equal keys come into one file, and each
-file has room in memory.
+Records go into temporary files by the hash of their key, so equal keys meet in one file, which fits
+in memory.
 """
 
 import os
@@ -12,41 +12,39 @@ import numpy as np
 
 from sok_lite.engine.hashing import hash_keys, seed_of_process
 
-# Of the records of all sides that are in memory together, or a few times as much.
+# Bytes of records of all sides in memory at once, up to a small factor.
 BUCKET_BYTES = 32 << 20
-# For two terabytes. Of more, each has more in memory.
+# For two terabytes; beyond that buckets grow.
 _MOST_BUCKETS = 1 << 16
 
 
 class Buckets:
-    """Records of several sides, in a temporary folder ($TMPDIR) until it is closed.
+    """Records of several sides, in a temporary folder ($TMPDIR) until closed.
 
     Args:
-      dtypes: of the records of each side, structured, with a field "key" of int64.
-      counts: about how many each side has.
+      dtypes: of each side's records, structured, with a field "key" of int64.
     """
 
     def __init__(self, dtypes: list[np.dtype], counts: list[int]) -> None:
         self._dtypes = dtypes
         num_bytes = sum(d.itemsize * count for d, count in zip(dtypes, counts, strict=True))
-        # The counts are what somebody has written into a manifest.
+        # The counts come from a manifest, which may be wrong.
         self._num_buckets = min(max(1, -(-num_bytes // BUCKET_BYTES)), _MOST_BUCKETS)
         self._waiting: list[list[np.ndarray]] = [[] for _ in dtypes]
         self._folder = tempfile.TemporaryDirectory(prefix="sok-lite-")
 
     def close(self) -> None:
-        """Removes the temporary folder."""
         self._folder.cleanup()
 
     @property
     def folder(self) -> str:
-        """The temporary folder, for files of other names than a number has."""
+        """The temporary folder; other files there must not have numbers as names."""
         return self._folder.name
 
     def add(self, side: int, records: np.ndarray) -> None:
-        """Keeps some records of a side."""
+        """Adds records of a side."""
         self._waiting[side].append(records)
-        # Many together: so each file is opened a few times only, however many files there are.
+        # In batches, so each file is opened a few times only, however many there are.
         if sum(some.nbytes for some in self._waiting[side]) >= BUCKET_BYTES:
             self._write(side)
 
@@ -67,7 +65,7 @@ class Buckets:
                     file.write(records[some].data)
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
-        """Yields the records of every side, bucket by bucket, each by key and then as added."""
+        """Yields the records of all sides per bucket, sorted by key, then in the order added."""
         for side in range(len(self._dtypes)):
             self._write(side)
         for number in range(self._num_buckets):
@@ -86,7 +84,7 @@ class Buckets:
 
 
 def firsts(keys: np.ndarray) -> np.ndarray:
-    """Returns which of ascending keys differ from the one before, bool."""
+    """Returns a bool mask of where ascending keys change."""
     is_first = np.ones(keys.size, bool)
     is_first[1:] = keys[1:] != keys[:-1]
     return is_first

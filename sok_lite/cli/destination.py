@@ -1,4 +1,4 @@
-"""Where a command writes: what is there stays until what is new is whole."""
+"""Where a command writes: old files stay until the new ones are complete."""
 
 import contextlib
 import os
@@ -15,14 +15,10 @@ from sok_lite.engine.files.store import Store, is_in_store, make_folder, stores_
 
 @contextlib.contextmanager
 def checkpoint_at(path: str, module: ModuleType, is_forced: bool, *read: str) -> Iterator[str]:
-    """Gives the folder in which to write a checkpoint of ours: `path` or, where that is an address,
-    one of this machine, whose files go there when the work inside has ended.
+    """Yields a folder to write a checkpoint of ours to, moved or uploaded to `path` at the end.
 
-    Args:
-      path, module, is_forced, read: as of `check_destination`.
-
-    Raises:
-      WrongUse: it must not be written there. OSError: the store cannot be reached.
+    Arguments and errors as for `check_destination`; `path` may be an address. OSError: the store
+    cannot be reached.
     """
     if not is_in_store(path):
         check_destination(path, module, is_forced, *read)
@@ -50,10 +46,8 @@ def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str
     """Raises WrongUse if a command must not write to a path.
 
     Args:
-      module: of the format that is to be there.
-      is_forced: whether what is there may be replaced: nothing but a file, an empty folder, or
-        a folder of that format, of which all goes and so nothing else may be in it.
-      read: what the command reads.
+      is_forced: whether to permit replacing a file, or a folder of that format with nothing else in
+        it. An empty folder may always be replaced.
     """
     inside = [each for each in read if _is_inside(each, path)]
     if inside:
@@ -91,17 +85,10 @@ def _is_inside(path: str, folder: str) -> bool:
 
 @contextlib.contextmanager
 def in_place_of(path: str, module: ModuleType, sources: Sequence[Source] = ()) -> Iterator[str]:
-    """Gives a path to write to, and puts what is there then in place of what is at another one.
+    """Yields a path to write to, and moves it to `path` at the end; a failure leaves `path` as is.
 
-    If the work inside fails, what was there stays and the new goes.
-
-    Args:
-      path: where it is to be.
-      module: of the format; one that replaces by itself takes the path.
-      sources: what is written, for the error of a full disk.
-
-    Raises:
-      OSError: it cannot be put there.
+    A module that replaces by itself gets `path`. An error of a full disk names the size of
+    `sources`. OSError: it cannot be moved.
     """
     size = sum(each.num_keys * column.row_bytes for each in sources for column in columns_of(each))
     names = ", ".join(repr(each.name) for each in sources)

@@ -1,4 +1,4 @@
-"""A table in files of others: its columns, checked, and in types that tables have."""
+"""A table in files of other systems: checks its columns and converts them to our types."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
 from sok_lite.engine.files.source import About, Column, Source, column_of, columns_of
 
-# Numbers of a key that a source may have beside its row.
+# Columns that a source may have besides rows.
 NUMBERS = ("stamps", "scores")
 _NOTHING = About()
 _KEY_TYPES = ("int64", "int32", "uint64")
@@ -20,52 +20,37 @@ _NUMBERS = _INTEGERS | {np.dtype(code).name for code in np.typecodes["Float"]} |
 
 
 class Stored(NamedTuple):
-    """A column as a file has it.
+    """A column as stored."""
 
-    Attributes:
-      dtype: of its elements, such as "float32"; of "bfloat16" the arrays are uint16, its bits.
-        Where they are no numbers, any text that says what they are: no table takes those.
-      shape: (n,) or (n, dim), of what a table takes.
-      read: begins to read it, in pieces of so many rows; the last one may be shorter.
-      parts: names of the columns of the file that it is made of, where it is none of them.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    read: Callable[[int], Iterator[np.ndarray]]
-    parts: tuple[str, ...] = ()
+    dtype: str  # "bfloat16" is uint16 bits; other text describes what no table accepts
+    shape: tuple[int, ...]  # (n,) or (n, dim)
+    read: Callable[[int], Iterator[np.ndarray]]  # in pieces of so many rows
+    parts: tuple[str, ...] = ()  # the file's columns, if it combines several
 
     @property
     def is_of_integers(self) -> bool:
-        """Whether its elements are integers."""
         return self.dtype in _INTEGERS
 
     @property
     def is_of_numbers(self) -> bool:
-        """Whether its elements are numbers."""
         return self.dtype in _NUMBERS
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         itemsize = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).itemsize
         return itemsize * math.prod(self.shape[1:])
 
 
 class FileSource(Source):
-    """A table whose columns a file has. Keys, rows and states are cast as they are read.
+    """A table from a file's columns. Keys, rows and states are cast while reading.
 
     Args:
-      path: of the file, for errors.
-      stored: the columns, by the names of docs/checkpoint_format.md; keys and values at least.
-      name: of the table.
-      dtype: of its rows; None: as stored. "bfloat16" takes uint16 as its bits.
-      key_type: of its keys; None: as stored, and "int64" where keys cannot be of that type.
-      states: the optimizer states.
-      about: what else is known.
+      stored: columns by their names in docs/checkpoint_format.md; at least keys and values.
+      dtype: of its rows; None: as stored. For "bfloat16" uint16 is its bits.
+      key_type: of its keys; None: as stored, or "int64" if that is no key type.
 
     Raises:
-      ValueError: columns are of other shapes than a table's, or cannot be cast.
+      ValueError: columns have other shapes than a table's, or cannot be cast.
     """
 
     def __init__(
@@ -122,7 +107,7 @@ class FileSource(Source):
                 raise ValueError(f"{self._path}, column {column!r}: {error}") from error
 
     def _cast(self, column: Column, piece: np.ndarray) -> np.ndarray:
-        """Returns a piece in the dtype that a source yields."""
+        """Converts a piece to the dtype that a source yields."""
         if column.name == "keys":
             kind = key_dtype(self.key_type)
             return kind.from_int64(np, kind.to_int64(np, piece))
@@ -137,11 +122,7 @@ class FileSource(Source):
 
 
 def cast_rows(rows: np.ndarray, stored: str, dtype: str) -> np.ndarray:
-    """Returns rows of one dtype as those of another; bfloat16 is uint16, its bits.
-
-    Raises:
-      TypeError, ValueError: they cannot be cast, or a finite number would become infinite.
-    """
+    """Casts rows between dtypes; bfloat16 is uint16, its bits. TypeError, ValueError: it cannot."""
     if stored == "bfloat16" and dtype != "bfloat16":
         rows = bfloat16_to_float32(np, rows)
     kind = row_dtype(dtype)
@@ -158,13 +139,9 @@ def cast_rows(rows: np.ndarray, stored: str, dtype: str) -> np.ndarray:
 
 
 def recast(source: Source, dtype: str | None, key_type: str | None) -> Source:
-    """Returns a source with rows and keys of other types.
+    """Returns a source with its rows and keys cast; None keeps a type.
 
-    Args:
-      dtype, key_type: None: as they are.
-
-    Raises:
-      ValueError: no such types. Reading keys that do not fit raises the same.
+    ValueError: unknown types; when reading, keys that do not fit.
     """
     if dtype in (None, source.dtype) and key_type in (None, source.key_type):
         return source
@@ -182,13 +159,7 @@ def _as_stored(source: Source, column: Column) -> Stored:
 
 
 def raw_rows(path: str, begin: int, dtype: str, shape: tuple[int, ...]) -> Stored:
-    """Returns a column that is a stretch of a file, row by row.
-
-    Args:
-      begin: its first byte.
-      dtype: of its elements, little-endian.
-      shape: of the column; the caller has compared it with the size of the file.
-    """
+    """Returns a little-endian column that starts at a byte of a file, whose size was checked."""
     storage = np.dtype(np.uint16 if dtype == "bfloat16" else dtype).newbyteorder("<")
     width = storage.itemsize * math.prod(shape[1:])
 

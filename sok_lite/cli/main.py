@@ -1,4 +1,4 @@
-"""The command line: arguments, errors in one line, and the exit status."""
+"""The command line: arguments, one-line errors, and the exit status."""
 
 import argparse
 import importlib
@@ -31,7 +31,7 @@ COMMANDS = (
     "doctor",
     "plan",
 )
-# Arguments, of any command, that name what is read.
+# Arguments of any command that name its inputs.
 _READ = ("path", "paths", "first", "second")
 _STATUS = """exit status:
   0  success
@@ -41,13 +41,9 @@ _STATUS = """exit status:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status.
+    """Runs a command, by default of this process's command line, and returns its exit status.
 
-    Args:
-      arguments: of the command line; None: those of this process.
-
-    Raises:
-      SystemExit: with 2, or 0 for --help and --version.
+    SystemExit: with 2, or 0 for --help and --version.
     """
     args = _parser().parse_args(arguments)
     try:
@@ -59,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(args, INTERRUPTED, "interrupted")
     except BrokenPipeError:
-        # Whoever read the output wants no more of it; Python would say so again at its end.
+        # The reader closed the output; Python would report it again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except WrongUse as error:
@@ -76,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _read_newest(args: argparse.Namespace, reading: ExitStack) -> None:
-    """Has commands read the newest save where they are given the folder of a `Checkpoint`, and what
-    is at an address from a copy on this machine, which stays until `reading` ends: `args.stores`
-    says of which store a copy is."""
+    """Replaces input paths: the folder of a `Checkpoint` by its newest save, an address by a local
+    copy, which stays until `reading` ends. `args.stores` maps copies to stores.
+    """
 
     def newest(path: str) -> str:
         if not is_in_store(path):
@@ -98,15 +94,15 @@ def _read_newest(args: argparse.Namespace, reading: ExitStack) -> None:
 
 
 def entry() -> int:
-    """`main` for a process of its own, which removes its temporary files also when it is ended."""
+    """`main` for a process of its own; removes temporary files when terminated too."""
     signal.signal(signal.SIGTERM, _end)
-    # What a caller has closed: print and flush want a stream, and no file is to take its number.
+    # For closed streams: print and flush need one, and no file may take its number.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of tables may have any letter
+            stream.reconfigure(errors="backslashreplace")  # table names may have any letter
     return main()
 
 
@@ -122,7 +118,7 @@ def _fail(args: argparse.Namespace, status: int, reason: str) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as everything else here does."""
+    """Reports errors in one line, as everything else here."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_USE, f"{self.prog}: {message} (--help says more)\n")

@@ -52,19 +52,17 @@ def named_source(
     """Returns the table of a file.
 
     Args:
-      path: of the file.
-      found: its columns, by their names there.
-      about: the text that our own files have; None.
-      name: of the table; None: what the file says, or that of the file without its ending.
-      dtype, key_type: to cast rows and keys to.
-      columns: what is named otherwise in the file, such as "keys=id,values=row,m=adam_m": keys,
-        values, stamps, scores or what an optimizer calls a state, and its name there.
-      initial: what new rows have in states, such as "accumulator=0.1"; 0 where nothing says it.
-      names: what the format calls otherwise, such as {"keys": "key"}.
-      rows_are: what the format has for rows, for errors.
+      about: the JSON text of our own files, or None.
+      name: of the table; None: from `about`, or the file name without its ending.
+      columns: columns with other names, such as "keys=id,values=row,m=adam_m": keys, values,
+        stamps, scores or an optimizer's name of a state, and the name in the file.
+      initial: initial values of states in new rows, such as "accumulator=0.1"; by default from
+        `about`, else 0.
+      names: the format's own names, such as {"keys": "key"}.
+      rows_are: the format's form of rows, for errors.
 
     Raises:
-      ValueError: columns are missing or do not fit each other. WrongUse: an option is wrong.
+      ValueError: columns are missing or do not match. WrongUse: an invalid option.
     """
     said = _said(about, path)
     places = {name: name for name in ("keys", "values", *NUMBERS) if name in found}
@@ -101,11 +99,7 @@ def named_source(
 def _check_has_rows(
     path: str, found: Mapping[str, Stored], places: Mapping[str, str], rows_are: str
 ) -> None:
-    """Raises ValueError unless a file has keys and values, and keys can be such.
-
-    Args:
-      places: the names in the file of what was found.
-    """
+    """Raises ValueError unless a file has values, and keys of a suitable type."""
     of_texts = "Of texts sok.hash_strings makes keys: write those into the file."
     for ours in ("keys", "values"):
         if ours in places:
@@ -131,14 +125,14 @@ def _check_has_rows(
 
 
 def _may_be(column: Stored, num_dims: int) -> bool:
-    """Returns whether a column may have the keys (1) or the rows (2) of a table."""
+    """Whether a column may have the keys (1) or the rows (2) of a table."""
     return len(column.shape) == num_dims and (
         column.is_of_integers if num_dims == 1 else column.is_of_numbers
     )
 
 
 def _names_in(found: Mapping[str, Stored]) -> str:
-    """Returns the names of a file's columns, those of one row by that of the row."""
+    """Returns the column names of a file, with the columns of one row as one."""
     parts = {part for column in found.values() for part in column.parts}
     names = [
         f"{name!r} ({column.parts[0]} to {column.parts[-1]})" if column.parts else repr(name)
@@ -156,9 +150,8 @@ def reader(
     """Returns `sources` of a format whose files have one table, with the options of `named_source`.
 
     Args:
-      opened: gives the columns of a file by name, and the text about its table or None.
-      errors: that it raises for a corrupt file.
-      check: called first, raises ImportError where a package is missing.
+      opened: returns the columns of a file by name, and the text about its table or None.
+      check: called first; raises ImportError if a package is missing.
     """
 
     def sources(
@@ -190,7 +183,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _said(text: Any, path: str) -> dict[str, Any]:
-    """Returns what a file says of its table."""
+    """Parses the text about a table."""
     if text is None:
         return {}
     texts, numbers = ("table", "var_type", "dtype", "strategy"), ("num_lookups", "epoch")
@@ -242,7 +235,7 @@ def _about_of(path: str, said: dict[str, Any], last_seen: Stored | None) -> Abou
 
 
 def about_text(source: Source) -> str:
-    """Returns what a file is to say of its table, beside the columns."""
+    """Returns the text about a table for a file."""
     facts = source.about.facts
     said: dict[str, Any] = {
         "table": source.name,
@@ -259,7 +252,7 @@ def about_text(source: Source) -> str:
 
 
 def named_columns(source: Source) -> list[tuple[str, Column]]:
-    """Returns the columns of a table as numbers, and the names that a file gives them."""
+    """Returns the columns of a table as numbers, with their names in a file."""
     names = {state.tensor: f"states.{i}.{state.name}" for i, state in enumerate(source.states)}
     return [(names.get(column.name, column.name), column) for column in plain_columns(source)]
 
@@ -286,15 +279,9 @@ def regrouped(pieces: Iterable[np.ndarray], num_rows: int) -> Iterator[np.ndarra
 
 
 def package(module: str, what: str, install: str) -> Any:
-    """Returns a module of a package that not everybody has.
+    """Imports a `module` such as "pyarrow.parquet", which `what` needs and pip can `install`.
 
-    Args:
-      module: such as "pyarrow.parquet".
-      what: needs it, such as "Parquet files".
-      install: what pip is to install.
-
-    Raises:
-      ImportError: it cannot be imported.
+    ImportError: it cannot be imported.
     """
     try:
         return importlib.import_module(module)
@@ -307,15 +294,14 @@ def package(module: str, what: str, install: str) -> Any:
 
 
 def check_opens(path: str) -> None:
-    """Raises OSError if a file cannot be opened, which is no fault of its content, or is a pipe or
-    device, which may have no end."""
+    """Raises OSError if a path cannot be opened, or is a pipe or device, which may never end."""
     with open_file(path):
         pass
 
 
 @contextmanager
 def naming(path: str, *errors: type[Exception]) -> Iterator[None]:
-    """Lets errors of a library become a ValueError that names the file."""
+    """Converts errors of a library to a ValueError that names the file."""
     try:
         yield
     except errors as error:

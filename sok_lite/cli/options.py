@@ -1,4 +1,4 @@
-"""Options as the user writes them: NAME=VALUE of a format, values by table, values of states."""
+"""Options of the user: NAME=VALUE of a format, values by table, values of states."""
 
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -10,15 +10,9 @@ _BOOLS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0"
 
 
 def options_for(function: Callable[..., Any], texts: Sequence[str], what: str) -> dict[str, Any]:
-    """Returns the keyword arguments that texts say.
+    """Returns keyword arguments of a function from texts such as "dim=8", typed by its annotations.
 
-    Args:
-      function: whose they are; their annotations say what the values must be.
-      texts: such as "dim=8".
-      what: the format, for errors.
-
-    Raises:
-      WrongUse: there is no such option, or a value does not fit.
+    WrongUse: an unknown option, or an invalid value.
     """
     hints = typing.get_type_hints(function)
     kinds = {name: kind for name, kind in hints.items() if name not in _NOT_OPTIONS}
@@ -47,14 +41,9 @@ def _value(kind: Any, value: str, text: str) -> Any:
 
 
 def initial_values(text: str, names: Sequence[str]) -> dict[str, float]:
-    """Returns what new rows have in some states, by their names.
+    """Returns initial values of states in new rows, by name, from "accumulator=0.1,m=0".
 
-    Args:
-      text: of the user, such as "accumulator=0.1,m=0".
-      names: of the states that there are.
-
-    Raises:
-      WrongUse: it is no such text, or there is no such state.
+    WrongUse: an invalid text, or a state that is not in `names`.
     """
     values = {}
     for part in filter(None, text.split(",")):
@@ -74,14 +63,13 @@ def initial_values(text: str, names: Sequence[str]) -> dict[str, float]:
 
 
 def of_table(option: str | None, table: str, default: Any, relatives: Sequence[str] = ()) -> Any:
-    """Returns what an option is for a table.
+    """Returns the value of an option for a table.
 
     Args:
-      option: a text of values with commas between them, each for the table before its "=" or for
-        all others: "float32,halves=float16"; None: it says nothing.
-      table: the name.
-      default: where the option says nothing of it.
-      relatives: other tables, from which a table that is not named takes its value.
+      option: values separated by commas, each for the table before its "=" or for all others:
+        "float32,halves=float16"; or None.
+      default: if the option has no value for it.
+      relatives: other tables, whose value an unnamed table takes.
     """
     by_name, values = _parted(option)
     for name in (table, *relatives):
@@ -91,18 +79,14 @@ def of_table(option: str | None, table: str, default: Any, relatives: Sequence[s
 
 
 def _parted(option: str | None) -> tuple[dict[str, str], list[str]]:
-    """Returns what an option says of tables by name, and of all others."""
+    """Splits an option into values by table, and values for all others."""
     each = [part.rpartition("=") for part in listed(option)]
     by_name = {name: value for name, equals, value in each if equals}
     return by_name, [value for _, equals, value in each if not equals]
 
 
 def dim_of_table(option: str | None, table: str, relatives: Sequence[str]) -> int | None:
-    """Returns what the option `dim` is for a table, above 0; None: it says nothing.
-
-    Raises:
-      ValueError: it is no such number.
-    """
+    """Returns the option `dim` for a table, or None. ValueError: no integer above 0."""
     value = of_table(option, table, None, relatives)
     if value is None:
         return None
@@ -112,21 +96,16 @@ def dim_of_table(option: str | None, table: str, relatives: Sequence[str]) -> in
 
 
 def listed(option: str | None) -> list[str]:
-    """Returns the items of a text with commas between them; None: there are none."""
+    """Splits a text at commas; [] for None."""
     return [] if option is None else option.split(",")
 
 
 def chosen(
     found: Iterable[str], tables: str | None, path: str, options: Sequence[str | None]
 ) -> list[str]:
-    """Returns the tables that an option names; None: all that were found.
+    """Returns the tables that an option names; None: all that were found at `path`.
 
-    Args:
-      path: where they were found, for errors.
-      options: others, which may name tables as well.
-
-    Raises:
-      ValueError: there is no such table.
+    Other `options` may name tables too. ValueError: there is no such table.
     """
     known = list(found)
     named = [name for option in options for name in _parted(option)[0]]

@@ -1,4 +1,4 @@
-"""A bar of bytes and rate on the terminal while a command reads, and a line of what it wrote."""
+"""A progress bar of bytes while a command reads, and a line about what it wrote."""
 
 import contextlib
 import sys
@@ -12,19 +12,13 @@ from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.reports.text import counted
 
-# Takes how many bytes more were read.
+# Called with the number of further bytes read.
 Add = Callable[[int], object]
 
 
 @contextlib.contextmanager
 def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
-    """Gives what to call with bytes that were read; shows them if stderr is a terminal.
-
-    Args:
-      what: is done, before the bar.
-      total: bytes that there are.
-      is_wanted: by the user.
-    """
+    """Yields a function to count bytes read; shows a bar if wanted, and stderr is a terminal."""
     is_shown = progress.checked_progress(None if is_wanted else False, rank=0)
     with progress.progress_bar(is_shown, what) as report:
         yield Progress(report, total).add
@@ -34,11 +28,7 @@ def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
 def watched(
     sources: Sequence[Source], what: str, is_wanted: bool, only: Collection[str] | None = None
 ) -> Iterator[list[Source]]:
-    """Gives sources that show a bar while they are read, each column once; as `progress_bar`.
-
-    Args:
-      only: the columns that are read; None: all but the keys.
-    """
+    """Yields sources that show a bar while the columns `only` are read, by default no keys."""
     total = sum(
         source.num_keys * column.row_bytes
         for source in sources
@@ -50,7 +40,7 @@ def watched(
 
 
 def show_written(path: str, sources: Sequence[Source], is_wanted: bool) -> None:
-    """Says what was written, where a bar would be shown: scripts read no line."""
+    """Prints what was written, if a bar would be shown: scripts read no line."""
     if is_wanted and sys.stderr.isatty():
         num_keys = sum(source.num_keys for source in sources)
         counts = f"{counted(len(sources), 'table')}, {counted(num_keys, 'key')}"
@@ -58,7 +48,7 @@ def show_written(path: str, sources: Sequence[Source], is_wanted: bool) -> None:
 
 
 class _Watched(Wrapped):
-    """Counts what is read of a source. Keys, which are read again and again, do not count."""
+    """Counts the bytes read of a source. Keys, which are read repeatedly, do not count."""
 
     def __init__(self, source: Source, add: Add) -> None:
         super().__init__(source)

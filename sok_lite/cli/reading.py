@@ -1,4 +1,4 @@
-"""Tables of any format, read by a command."""
+"""Opens tables of any format for a command."""
 
 import os
 from collections.abc import Sequence
@@ -16,19 +16,14 @@ OWN = "sok_lite"
 
 
 def format_of(path: str, name: str | None = None) -> str:
-    """Returns the format to read a path as.
+    """Returns the format to read a path as: the user's `name`, or else as detected.
 
-    Args:
-      name: what the user says it is; None: what it looks like.
-
-    Raises:
-      OSError: nothing is there, or a pipe or device. WrongUse: no such format, or none of those
-        known.
+    OSError: nothing is there, or a pipe or device. WrongUse: an unknown or undetected format.
     """
     if not os.path.isdir(path):
         check_opens(path)
     if name is None:
-        # Says of a folder without a manifest what is expected, where nothing else fits.
+        # If nothing fits a folder without a manifest, this error says what is expected.
         return detected_format(path)
     if not hasattr(format_module(name), "sources"):
         raise WrongUse(
@@ -38,15 +33,9 @@ def format_of(path: str, name: str | None = None) -> str:
 
 
 def open_sources(path: str, name: str | None = None, options: Sequence[str] = ()) -> list[Source]:
-    """Returns the tables at a path.
+    """Returns the tables at a path of a format (None: detect it), with options such as "dim=8".
 
-    Args:
-      name: of the format; None: what the path looks like.
-      options: of the format, such as "dim=8".
-
-    Raises:
-      OSError, ValueError: they cannot be read. WrongUse: no such format, or a
-        wrong option.
+    OSError, ValueError: they cannot be read. WrongUse: an unknown format, or an invalid option.
     """
     name = format_of(path, name)
     function = format_module(name).sources
@@ -55,11 +44,7 @@ def open_sources(path: str, name: str | None = None, options: Sequence[str] = ()
 
 
 def chosen(sources: Sequence[Source], names: Sequence[str], path: str) -> list[Source]:
-    """Returns the tables of some names; all where there are none.
-
-    Raises:
-      WrongUse: there is no such table.
-    """
+    """Returns the tables of some names, or all without names. WrongUse: no such table."""
     by_name = {source.name: source for source in sources}
     for name in names:
         if name not in by_name:
@@ -67,16 +52,14 @@ def chosen(sources: Sequence[Source], names: Sequence[str], path: str) -> list[S
     return [by_name[name] for name in names] if names else list(sources)
 
 
-# What `sok_lite.keras.Checkpoint` adds: it names files of dense weights beside those of tables.
+# From `sok_lite.keras.Checkpoint`: names files of dense weights beside the tables.
 KERAS_EXTRA = "sok_lite.keras"
 
 
 def own_extra(path: str, to: str) -> dict[str, Any]:
-    """Returns what the caller of the dump added to a checkpoint, for a new one of its tables.
+    """Returns what the caller of the dump added to a checkpoint of ours, for a new one at `to`.
 
-    Args:
-      path: of the checkpoint; one of another format has nothing.
-      to: where the new one is to be. Anywhere else there are no files of dense weights.
+    Only in the same place are there the files of dense weights that it names.
     """
     if format_of(path) != OWN:
         return {}
@@ -87,16 +70,12 @@ def own_extra(path: str, to: str) -> dict[str, Any]:
 
 
 def own_manifest(path: str) -> Manifest | None:
-    """Returns the manifest of a checkpoint; None of other formats."""
+    """Returns the manifest of a checkpoint; None for other formats."""
     return manifest.read(path) if format_of(path) == OWN else None
 
 
 def num_texts(source: Source, found: Manifest | None) -> int:
-    """Returns how many texts of keys a table keeps.
-
-    Args:
-      found: the manifest that lists it; None: it is of another format, and its texts are read.
-    """
+    """Returns the number of strings that a table keeps, from its manifest or else by reading."""
     if found is None:
         return len(source.texts())
     shards = found.tables[source.name].shards
@@ -104,12 +83,12 @@ def num_texts(source: Source, found: Manifest | None) -> int:
 
 
 def own_ranks(path: str) -> int:
-    """Returns how many ranks a checkpoint has; 1 of other formats."""
+    """Returns the number of ranks of a checkpoint; 1 for other formats."""
     return manifest.read(path).ranks if format_of(path) == OWN else 1
 
 
 def keys_of_ranks(sources: Sequence[Source]) -> dict[str, tuple[int, ...]]:
-    """Returns how many keys each rank has that wrote a table, of the tables that say so."""
+    """Returns the number of keys per writing rank, for tables that state it."""
     joined = (each for each in sources if isinstance(each, JoinedSource))
     return {each.name: each.keys_of_parts for each in joined}
 

@@ -1,6 +1,6 @@
-"""The texts of a table's keys as a column beside them. A table that keeps none has no such column.
+"""The strings of a table's keys as a further column, for tables that keep them.
 
-All texts of the table are in memory for it: they lie in the order in which they came.
+All strings of the table are in memory: they are stored in the order of arrival.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from sok_lite.engine.files.source import Source
 
 
 def texts_beside(source: Source) -> Iterator[list[bytes | None]] | None:
-    """Returns the texts of all keys, in pieces as `source.read` has them; None: it has no texts.
+    """Yields keys' strings in the pieces of `source.read`, None for an unknown one.
 
-    The text of a key that nobody knows is None.
+    Returns None if the table keeps no strings.
     """
     texts = source.texts()
     if not texts:
@@ -23,26 +23,18 @@ def texts_beside(source: Source) -> Iterator[list[bytes | None]] | None:
 
 
 class TextArray(NamedTuple):
-    """An array of numbers, for files that hold nothing else.
+    """An array of numbers, for files that hold only these."""
 
-    Attributes:
-      name: in the file.
-      dtype: of its elements.
-      size: number of elements.
-      pieces: all of it, one after the other.
-    """
-
-    name: str
+    name: str  # in the file
     dtype: np.dtype
-    size: int
-    pieces: Iterator[np.ndarray]
+    size: int  # number of elements
+    pieces: Iterator[np.ndarray]  # its content, in order
 
 
 def text_arrays(source: Source) -> list[TextArray]:
-    """Returns the texts of all keys as arrays; []: it has no texts.
+    """Returns the strings of all keys as arrays; [] without any.
 
-    `text_ends` says where the text of each key ends in `text_bytes`, in bytes. One that nobody
-    knows is empty.
+    `text_ends` has the end of each key's string in `text_bytes`, in bytes. An unknown one is empty.
     """
     texts = source.texts()
     if not texts:

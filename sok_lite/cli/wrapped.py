@@ -1,4 +1,4 @@
-"""Sources that are others but for something."""
+"""Sources that modify others."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -10,7 +10,7 @@ from sok_lite.engine.files.source import PENDING_COLUMNS, Column, Source, column
 
 
 class Wrapped(Source):
-    """A source that reads another one. Derive from it and change what differs."""
+    """A source that reads another one. Subclasses override what differs."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -29,29 +29,14 @@ class Wrapped(Source):
 
 
 def only_one(sources: Sequence[Source], what: str) -> Source:
-    """Returns the only source there is.
-
-    Args:
-      what: has one table.
-
-    Raises:
-      WrongUse: there are more, or none.
-    """
+    """Returns the only source; `what` holds one table. WrongUse: several, or none."""
     if len(sources) != 1:
         raise WrongUse(f"{what} has one table, and there are {len(sources)}: choose one, --table")
     return sources[0]
 
 
 class WithColumns(Wrapped):
-    """A source with its keys, its rows, and of its other columns only some.
-
-    Args:
-      source: that has them.
-      columns: their names.
-
-    Raises:
-      WrongUse: it does not have one.
-    """
+    """A source with its keys, rows and selected further columns. WrongUse: it lacks one."""
 
     def __init__(self, source: Source, columns: Sequence[str]) -> None:
         super().__init__(source)
@@ -67,7 +52,7 @@ class WithColumns(Wrapped):
 
 
 class PendingKeys(Wrapped):
-    """The keys of a source that were seen and have no row: it has the `PENDING_COLUMNS` alone."""
+    """The keys of a source that were seen and have no row, with the `PENDING_COLUMNS` only."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
@@ -79,7 +64,7 @@ class PendingKeys(Wrapped):
 
 
 def plain(source: Source, column: str, rows: np.ndarray) -> np.ndarray:
-    """Returns what `source.read(column)` yields, as numbers."""
+    """Converts what `source.read(column)` yields to numbers."""
     if column == "values" and source.dtype == "bfloat16":
         return row_dtype(source.dtype).to_float32(np, rows)
     return rows

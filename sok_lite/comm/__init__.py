@@ -1,4 +1,4 @@
-"""How ranks talk: one protocol, and a transport for each way of launching. Re-exports only."""
+"""Communication between ranks: one protocol, and a transport per launcher. Re-exports only."""
 
 from sok_lite.comm.elastic import ElasticCommunicator
 from sok_lite.comm.gpu_transport import (

@@ -1,4 +1,4 @@
-"""The communicator of an elastic job: it stays while the ranks are connected again.
+"""The communicator of an elastic job, which survives reconnecting the ranks.
 
 Whatever refers to it, a traced function too, continues with the ranks of the new connection.
 """
@@ -13,11 +13,8 @@ from sok_lite.comm.protocol import Communicator, Gathered
 class ElasticCommunicator(Communicator):
     """The ranks of an elastic job.
 
-    `rank`, `size`, `local_rank` and `turn` are those of the ranks that are connected. After
-    `disconnect` every collective raises CommunicatorError, until `reconnect`.
-
-    Args:
-      connect: connects the present ranks.
+    `rank`, `size`, `local_rank` and `turn` are those of the current connection. After `disconnect`
+    every collective raises CommunicatorError, until `reconnect`.
     """
 
     def __init__(self, connect: Callable[[], Communicator]) -> None:
@@ -27,8 +24,7 @@ class ElasticCommunicator(Communicator):
     def reconnect(self) -> None:
         """Connects the present ranks. Every rank must call it.
 
-        Raises:
-          CommunicatorError: a rank has died meanwhile.
+        CommunicatorError: a rank has died meanwhile.
         """
         self._inner.disconnect()
         self._inner = inner = self._connect()
@@ -61,7 +57,7 @@ class ElasticCommunicator(Communicator):
         return self._of_inner(lambda: inner._alone(inner._allgatherv, call, rows))
 
     def _of_inner(self, collective: Callable[[], Gathered]) -> Gathered:
-        self._inner.turn = self.turn  # a transport has counted collectives of its own
+        self._inner.turn = self.turn  # a transport runs collectives of its own
         try:
             return collective()
         finally:

@@ -1,8 +1,7 @@
-"""Transports that send arrays of a GPU between ranks without the host, and the choice of one.
+"""Transports that send GPU arrays between ranks without the host, and the choice of one.
 
-Payload and control are separate. Payload is keys, rows and gradients: bytes on the device that
-never pass through the host. Control is which call this is, how many keys each rank sends to each,
-and who failed. The ranks take the requested transport, if all can use it.
+Payload (keys, rows and gradients) is bytes on the device that never pass through the host. Control
+is which call this is, how many keys each rank sends to each, and who failed.
 """
 
 import json
@@ -20,8 +19,8 @@ from sok_lite.comm.protocol import Communicator, CommunicatorError, RanksDifferE
 
 LONGEST_REASON_BYTES = 4096
 
-# Words of a block of control: the tag and tables of a lookup, and whether the rank that sends it
-# has no keys, by a failure of its own.
+# Words of a control block: the tag and tables of a lookup, and whether the sending rank failed and
+# has no keys.
 FAILED = 2
 NUM_WORDS = 3
 
@@ -30,23 +29,15 @@ TRANSPORT_VARIABLE = "SOK_LITE_GPU_TRANSPORT"
 
 
 class Check(NamedTuple):
-    """A check of this rank's keys on the device, read and sent to all ranks with the counts.
+    """A check of this rank's keys on the device, read and sent with the counts."""
 
-    Attributes:
-      count: (1,) int64 of the backend, 0 if the keys may be sent.
-      refuse: called if it is not 0; raises the error.
-    """
-
-    count: Array
-    refuse: Callable[[], None]
+    count: Array  # (1,) int64 of the backend, 0 if the keys may be sent
+    refuse: Callable[[], None]  # called if it is not 0; raises the error
 
 
 class Counts(NamedTuple):
-    """The numbers of keys that are sent and received.
-
-    Attributes:
-      sent: (size, num_tables) int64, on the host: keys of each table for each rank.
-      received: the same from each rank.
+    """Numbers of keys, (size, num_tables) int64 on the host: `sent` to and `received` from each
+    rank.
     """
 
     sent: np.ndarray
@@ -54,12 +45,12 @@ class Counts(NamedTuple):
 
 
 class GpuTransport(ABC):
-    """Carries arrays of a backend between the ranks of a communicator.
+    """Sends arrays of a backend between the ranks of a communicator.
 
     Control goes through the host, by collectives of that communicator, which compare the calls of
-    all ranks; payload does not. `counts`, `rows` and `refuse` are collectives too: every rank
-    must call them in the same order. A message is (n, 2) int64,
-    its rows those for rank 0 first; splits count rows and are (size,) integers.
+    all ranks; payload does not. `counts`, `rows` and `refuse` are collectives too: every rank must
+    call them in the same order. A message is (n, 2) int64, rows for rank 0 first; splits count rows
+    and are (size,) integers.
 
     Attributes:
       name: of the argument `gpu_transport` of `sok.init`.
@@ -74,9 +65,9 @@ class GpuTransport(ABC):
 
     @abstractmethod
     def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
-        """Carries a message, (n, 2) int64 of the backend; returns when all has arrived.
+        """Sends a message, (n, 2) int64 of the backend; returns when all has arrived.
 
-        It has to raise if a rank dies meanwhile.
+        It must raise if a rank dies meanwhile.
         """
 
     def counts(
@@ -87,11 +78,10 @@ class GpuTransport(ABC):
         The host waits once.
 
         Args:
-          call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
-            raise.
+          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
           offsets: (size * num_tables + 1,) int64, the first key of each rank and table.
           num_tables, tag: equal on all ranks.
-          check: of this rank's keys; None: they are not checked.
+          check: of this rank's keys; None: no check.
 
         Raises:
           CommunicatorError: another rank called `refuse`, or this with another tag or number of
@@ -105,7 +95,7 @@ class GpuTransport(ABC):
             try:
                 check.refuse()
             except Exception as error:
-                with suppress(CommunicatorError):  # the reason that counts here is still this one
+                with suppress(CommunicatorError):  # this rank's own reason takes precedence
                     self.refuse(call, f"{type(error).__name__}: {error}")
                 raise
         sent = np.diff(on_host[: len(offsets)]).reshape(size, num_tables)
@@ -126,27 +116,25 @@ class GpuTransport(ABC):
     ) -> Array:
         """Sends keys, rows or gradients whose counts all ranks know. Every rank must call it.
 
-        Raises:
-          CommunicatorError: a rank has died, or is in another call.
+        CommunicatorError: a rank has died, or is in another call.
         """
         self._check_arrays(message)
-        # Who fails before it can send is met here: what carries waits for it, and it never comes.
+        # Detects a rank that fails before sending: the transport would wait for it in vain.
         self._comm.barrier(call)
         return self._comm._together(
             lambda _: self._carried(message, send_splits, recv_splits), call
         )
 
     def refuse(self, call: str, reason: str) -> None:
-        """Takes the place of `counts` on a rank that has no keys.
+        """Replaces `counts` on a rank that has no keys.
 
-        Raises:
-          CommunicatorError: with the reason, on all ranks.
+        CommunicatorError: with the reason, on all ranks.
         """
         self._exchange(call, np.tile(np.array([0, 0, 1], np.int64), (self._comm.size, 1)))
         self._raise_reasons(call, reason)
 
     def _exchange(self, call: str, blocks: np.ndarray) -> list[np.ndarray]:
-        """Gives a block to each rank; returns theirs, whose lengths may differ."""
+        """Sends a block to each rank; returns theirs, whose lengths may differ."""
         size, width = blocks.shape
         came = self._comm.alltoallv(blocks.reshape(-1), np.full(size, width), call=call)
         return came.by_rank()
@@ -162,7 +150,7 @@ class GpuTransport(ABC):
                 )
 
     def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
-        """Tells all ranks why this one has no keys, if so, and raises the reason of the first rank.
+        """Shares why this rank has no keys, if so, and raises the reason of the first rank.
 
         Every rank must call it.
         """
@@ -181,7 +169,7 @@ def no_lookup(rank: int, reason: str) -> str:
 
 
 def other_lookup(rank: int, num_tables: int, tag: int, other: int, words: list[int]) -> str:
-    """Returns what ranks raise when another looks up something else; `words`: its tag, tables."""
+    """Returns the error of ranks when another looks up something else; `words`: its tag, tables."""
     return (
         f"Rank {rank} looks up {num_tables} tables with tag {tag}, rank {other} sent "
         f"[tag, tables] = {words}. All ranks must make the same lookups in the same order."
@@ -189,22 +177,16 @@ def other_lookup(rank: int, num_tables: int, tag: int, other: int, words: list[i
 
 
 class TransportKind(NamedTuple):
-    """A kind of transport.
+    """A kind of transport."""
 
-    Attributes:
-      unavailable: communicator -> why this rank cannot use it, or None; calls no collective.
-      make: makes the transport; every rank must call it.
-    """
-
-    unavailable: Callable[[Communicator], str | None]
-    make: Callable[[Communicator, Backend], GpuTransport]
+    unavailable: Callable[[Communicator], str | None]  # why not here; calls no collective
+    make: Callable[[Communicator, Backend], GpuTransport]  # every rank must call it
 
 
 def checked_transport(transport: str | None) -> str:
     """Returns the name of the requested transport, the argument or SOK_LITE_GPU_TRANSPORT.
 
-    Raises:
-      ValueError: there is no such transport.
+    ValueError: there is no such transport.
     """
     source = "gpu_transport"
     if transport is None:
@@ -228,11 +210,8 @@ def choose_transport(
     """Sets the transport of a communicator of several ranks. Every rank must call it.
 
     Args:
-      comm: the ranks.
-      backend: of this rank's tables.
       transport: of `TRANSPORTS`, equal on all ranks. "auto" is the first of `kinds` that all ranks
-        can use, each with a GPU of its own, else the host.
-      kinds: by name.
+        can use, each with its own GPU, else the host.
 
     Returns:
       A description of the transport, for people.
@@ -246,7 +225,7 @@ def choose_transport(
     comm.gpu_transport = None
     obstacles = {name: _obstacle(comm, backend, name, kinds) for name in names}
     if None in obstacles.values():
-        backend.load_kernels()  # before the ranks meet at the cards
+        backend.load_kernels()  # before the ranks compare cards
     mine = {"transport": transport, "obstacles": obstacles, "gpu": _gpu(backend)}
     cards = _cards(comm, mine)
     transports = [card["transport"] for card in cards]
@@ -279,7 +258,7 @@ def _connect(comm: Communicator, backend: Backend, kind: TransportKind) -> str:
         transport = kind.make(comm, backend)
     except CommunicatorError as error:
         reason = str(error)
-    # It may have come to a rank when another had connected already.
+    # One rank may see it after another has connected.
     reasons = [card["reason"] for card in _cards(comm, {"reason": reason}) if card["reason"]]
     if not reasons:
         comm.gpu_transport = transport

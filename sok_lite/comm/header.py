@@ -8,69 +8,61 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Number of the collective, bytes of a row, dtype, name of the call; then the rows of this part, and
-# the notes of the rank, which may differ between ranks.
+# Collective number, row bytes, dtype and call name; then the number of rows of this part, and the
+# rank's notes, which may differ between ranks.
 _CALL = struct.Struct("<qq8s64s")
 _ROWS = struct.Struct("<iI")
 HEADER_BYTES = _CALL.size + _ROWS.size
 LONGEST_CALL = 64
 
-# The call of a rank whose program has ended, and of one that left a collective in the middle.
+# The call names of a rank whose program has ended, and of one that left inside a collective.
 FAREWELL = "the end of its program"
 BROKEN_OFF = "a call that broke off"
-# How the names begin of calls that programs make on rank 0 alone, as they may without tables.
+# Prefixes of calls that programs without tables may make on rank 0 only.
 _SAVE, _LOAD = "a save by ", "a load by "
 
 
 def save_by(name: str) -> str:
-    """Returns the name of the first call of what saves, such as "model.save()"."""
+    """Returns the name of the first call of a save, such as "model.save()"."""
     return f"{_SAVE}{name}"[:LONGEST_CALL]
 
 
 def load_by(name: str) -> str:
-    """Returns the name of the first call of what loads, such as "sok.load()"."""
+    """Returns the name of the first call of a load, such as "sok.load()"."""
     return f"{_LOAD}{name}"[:LONGEST_CALL]
 
 
-# What a rank notes: it was told to end, it is time to save, its save in the background goes on.
+# Notes: told to terminate; a save is due; a background save is running.
 ENDS, DUE, BUSY = 1, 2, 4
 
 
 class Notes:
-    """What ranks tell each other with whatever they send: bits, in the header of each collective.
+    """Bits that ranks share in the header of every collective.
 
-    A note of one rank is on all of them after the next collective, with no communication of its
-    own. Between two collectives all ranks know the same.
+    A note of one rank is known to all after the next collective, without communication of its own.
+    Between two collectives all ranks know the same.
 
     Attributes:
-      mine: of this rank, but for `ENDS`.
-      ends: whether this rank has `ENDS`; by itself, since a signal may set it at any time.
-      of_all: those that any rank sent in the last collective.
+      mine: of this rank, except `ENDS`.
+      ends: whether this rank has `ENDS`; separate, because a signal may set it at any time.
+      of_all: those of any rank in the last collective.
     """
 
     def __init__(self) -> None:
         self.mine, self.ends, self.of_all = 0, False, 0
 
     def sent(self) -> int:
-        """Returns those that this rank sends."""
+        """Returns the notes of this rank to send."""
         return self.mine | (ENDS if self.ends else 0)
 
 
 class Header(NamedTuple):
-    """One rank's part in one collective.
+    """One rank's part in one collective."""
 
-    Attributes:
-      turn: number of the collective, counted by each rank for itself.
-      call: name of the call: "allreduce sum of 12", "return_rows of lookup 7".
-      dtype: of the rows, as `np.dtype.str`.
-      row_bytes: of one row.
-      notes: of the rank, as of `Notes`.
-    """
-
-    turn: int
-    call: str
-    dtype: str
-    row_bytes: int
+    turn: int  # number of the collective, counted by each rank itself
+    call: str  # "allreduce sum of 12", "return_rows of lookup 7"
+    dtype: str  # of the rows, as `np.dtype.str`
+    row_bytes: int  # of one row
     notes: int = 0
 
     def pack(self, num_rows: Iterable[int]) -> list[bytes]:
@@ -83,12 +75,12 @@ class Header(NamedTuple):
 
 
 def num_rows_of(packed: bytes) -> int:
-    """Returns the number of rows of the part that has this header."""
+    """Returns the number of rows in a packed header."""
     return int(_ROWS.unpack_from(packed, _CALL.size)[0])
 
 
 def notes_of(packed: Iterable[bytes]) -> int:
-    """Returns the notes that any rank has sent in these headers."""
+    """Returns the notes of all ranks in packed headers."""
     found = 0
     for header in packed:
         found |= _ROWS.unpack_from(header, _CALL.size)[1]
@@ -96,12 +88,12 @@ def notes_of(packed: Iterable[bytes]) -> int:
 
 
 def turn_of(packed: bytes) -> int:
-    """Returns the number of the collective of a packed header."""
+    """Returns the collective's number in a packed header."""
     return int(_CALL.unpack_from(packed)[0])
 
 
 def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | None:
-    """Returns why packed headers cannot be of one collective, for people, or None if they can.
+    """Returns why packed headers are not of one collective, for people, or None.
 
     If one rank finds a reason every rank does: two headers that differ cannot both equal a third.
     """
@@ -122,11 +114,7 @@ def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | 
 
 
 def advice(calls: Mapping[int, str]) -> str:
-    """Returns what to do where ranks are in different calls.
-
-    Args:
-      calls: by rank, their names.
-    """
+    """Returns what to do if ranks are in different calls, by rank."""
     for start, does in ((_SAVE, "saves"), (_LOAD, "loads")):
         doing = sorted(rank for rank, call in calls.items() if call.startswith(start))
         others = sorted(calls.keys() - set(doing))

@@ -27,26 +27,24 @@ from sok_lite.comm.header import (
 )
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
 
-# Horovod has no uint32, uint64 or bfloat16 here; a copy needs no more than the width.
+# Horovod lacks uint32, uint64 and bfloat16; copying only needs the width.
 _WIRE_DTYPE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.int64}
 
-# With MPI below it Horovod counts elements, not rows, and keeps their offsets in int32.
+# Over MPI Horovod counts elements, not rows, with int32 offsets.
 _MAX_MPI_ELEMENTS = 2**31 - 1
 
-# Every collective is an all-to-all of Horovod under one name: ranks that ask it for different
-# operations, or under different names, wait for each other.
+# Every collective is a Horovod all-to-all of one name: ranks that request different operations or
+# names would wait for each other.
 _NAME = "sok_alltoallv"
-# A rank whose program has ended waits this long for the others to end too.
+# How long a rank whose program has ended waits for the others to end.
 _LEAVE_TIMEOUT_S = 10.0
 
 
 class HorovodCommunicator(Communicator):
-    """All processes of a Horovod job. Calls `hvd.init()` unless the program has done so.
+    """All processes of a Horovod job. Calls `hvd.init()` if the program has not.
 
-    A part is its header, as rows of the same length, and then the rows.
-
-    Raises:
-      CommunicatorError: Horovod cannot be imported, or it cannot start.
+    A part is its header, as rows of the same length, and then the rows. CommunicatorError: Horovod
+    cannot be imported or started.
     """
 
     def __init__(self) -> None:
@@ -69,22 +67,22 @@ class HorovodCommunicator(Communicator):
         self._counts_in_int32 = hvd.mpi_enabled()
         self._last_call, self._farewell = FAREWELL, ""
         self._leaves, self._has_left = threading.Event(), threading.Event()
-        # Made now: no thread can be started any more when a program ends.
+        # Created now: while a program ends no thread can be started.
         threading.Thread(target=self._say_farewell, name="sok_lite-farewell", daemon=True).start()
 
     def abort(self, message: str) -> NoReturn:
-        """Ends this process with status 1; the launcher, or Horovod's error, ends the others."""
+        """Exits this process with status 1; the launcher, or Horovod's error, ends the others."""
         print(f"sok_lite: rank {self.rank} aborts: {message}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # No clean exit: Horovod's shutdown would wait for ranks that wait for this one.
         os._exit(1)
 
     def leave(self) -> None:
-        """Waits a while for all ranks to leave; aborts where another waits for this one."""
+        """Waits a while for all ranks to leave; aborts if another waits for this one."""
         if self._failure is not None:
             return
         self._leaves.set()
-        # Not for ever: who ends later may wait for Horovod's own end of this process.
+        # With a limit: a later rank may wait for Horovod's own end of this process.
         if not self._has_left.wait(_LEAVE_TIMEOUT_S):
             print(
                 f"sok_lite: rank {self.rank} has ended, other ranks have not. What they still ask "
@@ -101,14 +99,14 @@ class HorovodCommunicator(Communicator):
         self._leaves.set()
 
     def _say_farewell(self) -> None:
-        """Meets the other ranks once more, when told to: they end too, or learn that this has."""
+        """Meets the other ranks once more, when told to: they end too, or learn of this end."""
         self._leaves.wait()
         if not self._last_call:
             return
         try:
             self._allgatherv(self._last_call, np.empty((0, 1), np.uint8))
         except CommunicatorError as error:
-            # Anything else says that Horovod ended first: the others had no need of this rank.
+            # Other errors mean that Horovod ended first: the others did not need this rank.
             if "has ended" in str(error):
                 self._farewell = str(error)
         self._has_left.set()
@@ -126,7 +124,7 @@ class HorovodCommunicator(Communicator):
     def _exchange(
         self, name: str, call: str, rows: np.ndarray, parts: Sequence[np.ndarray]
     ) -> Gathered:
-        """Gives parts[rank] to each rank and gathers what they have for this one."""
+        """Sends parts[rank] to each rank and gathers their parts for this one."""
         header = self._next_header(call, rows)
         message = self._message(header, parts)
         splits = np.array([_num_header_rows(header) + len(part) for part in parts], np.int32)
@@ -135,7 +133,7 @@ class HorovodCommunicator(Communicator):
         return self._unpack(header, received._numpy(), rows)
 
     def _message(self, header: Header, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the parts, each after its header, as Horovod takes them: (m, k)."""
+        """Returns the parts, each after its header, as Horovod's (m, k)."""
         num_header_rows = _num_header_rows(header)
         num_rows = sum(num_header_rows + len(part) for part in parts)
         like = parts[0]
@@ -155,7 +153,7 @@ class HorovodCommunicator(Communicator):
         return message.view(_WIRE_DTYPE[like.dtype.itemsize])
 
     def _unpack(self, mine: Header, message: np.ndarray, like: np.ndarray) -> Gathered:
-        """Returns the rows of all ranks without their headers, or raises if one does not fit."""
+        """Returns the rows of all ranks without headers, or raises if one does not match."""
         num_header_rows = _num_header_rows(mine)
         packed = _bytes(message)
         parts, heads, start = [], list[bytes](), 0
@@ -176,7 +174,7 @@ class HorovodCommunicator(Communicator):
 
     @contextlib.contextmanager
     def _running(self, name: str, header: Header) -> Iterator[None]:
-        """Makes TensorFlow run operations now, on the CPU, and puts its errors in our words."""
+        """Runs TensorFlow operations eagerly on the CPU, and translates errors."""
         try:
             with self._eagerly(), self._tf.device("/CPU:0"):
                 yield
@@ -188,9 +186,9 @@ class HorovodCommunicator(Communicator):
             ) from error
 
     def _who_differs(self, header: Header, error: Exception) -> str:
-        """Returns which rank is in which call, where Horovod says that the calls do not match.
+        """Returns which rank is in which call, after Horovod reported a mismatch.
 
-        It says so to all ranks, so all of them come here.
+        Horovod reports it to all ranks, so all of them call this.
         """
         if "Mismatched" not in str(error):
             return ""
@@ -208,7 +206,7 @@ class HorovodCommunicator(Communicator):
     def _eagerly(self) -> contextlib.AbstractContextManager[Any]:
         if self._tf.executing_eagerly():
             return contextlib.nullcontext()
-        # While a function is traced, or in a TensorFlow 1 program, calls would build a graph.
+        # Inside a traced function or a TensorFlow 1 graph, calls would build a graph.
         from tensorflow.python.eager import context
 
         return context.eager_mode()
@@ -219,5 +217,5 @@ def _num_header_rows(header: Header) -> int:
 
 
 def _bytes(rows: np.ndarray) -> np.ndarray:
-    """Returns contiguous rows as (n, bytes of a row) uint8."""
+    """Returns contiguous rows as (n, row bytes) uint8."""
     return rows.reshape(-1).view(np.uint8).reshape(len(rows), rows.shape[1] * rows.itemsize)

@@ -29,7 +29,7 @@ from sok_lite.comm.single import SingleCommunicator
 
 TOOLS = ("horovod", "mpi", "single")
 
-# Set by horovodrun, Open MPI, MPICH and its kin, MVAPICH2, and srun.
+# Set by horovodrun, Open MPI, MPICH and relatives, MVAPICH2, and srun.
 _SIZE_VARIABLES = (
     "HOROVOD_SIZE",
     "OMPI_COMM_WORLD_SIZE",
@@ -38,34 +38,33 @@ _SIZE_VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
 )
 
-# Set by horovodrun for a job whose ranks may come and go.
+# Set by horovodrun for a job whose ranks may change.
 _ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 
 
 def launched_ranks() -> int:
-    """Returns how many ranks the launcher started, by its environment variables; 1 if none."""
+    """Returns the number of ranks in the launcher's environment variables; 1 without."""
     return largest_variable(_SIZE_VARIABLES, 1)
 
 
 def is_alone() -> bool:
-    """Returns whether this process is the only rank and can get no others."""
+    """Whether this process is the only rank, now and later."""
     return launched_ranks() == 1 and os.environ.get(_ELASTIC_VARIABLE) != "1"
 
 
 def make_communicator(tool: str = "horovod") -> Communicator:
     """Makes the communicator of this process. Every rank must call it with the same tool.
 
-    Ranks that are all on one machine exchange rows through shared memory (`sok_lite.comm.local`);
-    the tool brings them together. On several, ranks of one do so with large parts where the tool
-    does not itself. SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
+    Ranks of one machine exchange rows through shared memory (`sok_lite.comm.local`), after the tool
+    connects them. In a job of several machines they do so with large parts, unless the tool itself
+    does. SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
 
-    From then on the other ranks are told when the program of a rank ends, however it ends.
-
-    In an elastic job of Horovod's it is an `ElasticCommunicator`, also with one rank.
+    From then on the other ranks are told when the program of a rank ends, however it ends. An
+    elastic Horovod job gets an `ElasticCommunicator`, even with one rank.
 
     With one rank, "horovod" and "mpi" need nothing installed and return the single communicator.
-    "single" is obeyed even where a launcher started several ranks (a process that a rank starts
-    inherits the launcher's variables), with a warning: such ranks share no table.
+    "single" is obeyed, with a warning, even if a launcher started several ranks (subprocesses of a
+    rank inherit its variables): such ranks share no table.
 
     Args:
       tool: "horovod", "mpi" or "single".
@@ -79,7 +78,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
             f"The communication tool must be one of {', '.join(map(repr, TOOLS))}. "
             f"Received: {tool!r}."
         )
-    is_wanted()  # what it refuses is refused before ranks are connected, and where there is one
+    is_wanted()  # rejects bad values before ranks are connected, and with one rank
     launched = launched_ranks()
     if tool == "single":
         if launched > 1:
@@ -136,7 +135,7 @@ def _connect_elastic() -> Communicator:
 
 
 def _is_started(tool: str) -> bool:
-    """Returns whether the program itself runs the tool, whatever launched it."""
+    """Whether the program itself has started the tool, whatever launched it."""
     if tool == "mpi":
         mpi = sys.modules.get("mpi4py.MPI")
         return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
@@ -145,7 +144,7 @@ def _is_started(tool: str) -> bool:
 
 
 def _end_together(comm: Communicator) -> None:
-    """Makes the end of this process, however it comes, known to all ranks of `comm`."""
+    """Tells all ranks of `comm` when this process ends, however it does."""
     show, process = sys.excepthook, os.getpid()
     failures: list[str] = []
 
@@ -171,10 +170,10 @@ def _end_together(comm: Communicator) -> None:
 
 
 def _about_ranks(error: BaseException) -> str | None:
-    """Returns the message of an error about all ranks; None: the error is of this rank alone.
+    """Returns the message of an error about all ranks, or None if it concerns this rank only.
 
-    Every rank would print a traceback of where it noticed; only the line of the program is useful.
-    The message may be within an error of TensorFlow, which quotes the error of a graph's step.
+    Every rank would print a traceback of where it noticed; only the program's line is useful. The
+    message may be inside an error of TensorFlow, which quotes errors of a graph's step.
     """
     if isinstance(error, (CommunicatorError, RanksDifferError)):
         return str(error)

@@ -1,21 +1,19 @@
-"""Shared memory between ranks of one machine, with signals through sockets.
+"""Shared memory between ranks of one machine, signaled through sockets.
 
-A transport meant for networks costs a millisecond of latency and two copies through the kernel. So
-a rank writes the rows that it sends into its outbox and signals to each of the others where its
-part lies; they copy it out. A rank that dies closes its sockets, so the others know at once; one
-that can still say why writes it into memory that they have mapped too, its last words.
+A transport for networks costs a millisecond of latency and two copies through the kernel. Instead a
+rank writes the rows to send into its outbox and signals to each other rank where its part lies;
+they copy it out. A dying rank closes its sockets, so the others know at once; if it can say why, it
+first writes that into memory that they have mapped too, its last words.
 
-A `LocalCommunicator` has all its ranks on one machine. Every rank has two outboxes and uses them in
-turn: that of collective k is written again in collective k + 2, which a rank can reach only with
-the signals of all others for k + 1; they send those when they have read everything of k. So nobody
-needs to say when it has finished.
+A `LocalCommunicator` has all its ranks on one machine. Every rank alternates between two outboxes:
+that of collective k is reused in k + 2, which a rank can reach only with the signals of all others
+for k + 1, sent after they have read everything of k. So no acknowledgment is needed.
 
-A `HostsCommunicator` has ranks on several machines, and another transport between these. A
-collective is one of that transport. If a rank has a large part for a rank of its machine, the ranks
-of its machine get no rows in that collective, but find them in its outbox. It fills the outbox
-before it enters the transport's collective, and they read it afterwards. So no rank waits for a
-signal, ranks agree or fail in the transport, and all have read an outbox before its owner fills it
-again.
+A `HostsCommunicator` has ranks on several machines, and another transport between these, which runs
+every collective. If a rank has a large part for a rank of its machine, it sends no rows to its
+machine's ranks in that collective, but puts them into its outbox before the collective, and they
+read it afterwards. So no rank waits for a signal, ranks agree or fail in the transport, and all
+have read an outbox before its owner fills it again.
 """
 
 import math
@@ -46,7 +44,7 @@ from sok_lite.comm.header import (
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
 
 _SMALLEST_BOX_BYTES = 1 << 16
-# A header, and where this part begins in the outbox.
+# A header, and the offset of this part in the outbox.
 _SIGNAL = struct.Struct(f"<{HEADER_BYTES}sq")
 _LAST_WORDS_BYTES = 4096
 
@@ -66,11 +64,7 @@ _LEAST_BYTES = 1 << 20
 
 
 class LinkError(Exception):
-    """A rank is not at the other end of its link any more.
-
-    Attributes:
-      peer: that rank.
-    """
+    """The rank `peer` is no longer at the other end of its link."""
 
     def __init__(self, peer: int, sign: object) -> None:
         super().__init__(str(sign))
@@ -78,23 +72,14 @@ class LinkError(Exception):
 
 
 class Signal(NamedTuple):
-    """The signal of a rank about its part for this one.
+    """A rank's signal about its part for this one."""
 
-    Attributes:
-      packed: the header of the part, packed.
-      offset: first byte of the part in the outbox of that rank.
-    """
-
-    packed: bytes
-    offset: int
+    packed: bytes  # header of the part
+    offset: int  # first byte of the part in that rank's outbox
 
 
 class Mailboxes:
-    """The outboxes of this rank, and those of the other ranks of its machine.
-
-    Attributes:
-      links: rank -> connected socket, one for each other rank.
-    """
+    """The outboxes of this rank, and of the other ranks of its machine, connected by `links`."""
 
     def __init__(self, links: dict[int, socket.socket]) -> None:
         self.links = links
@@ -106,16 +91,11 @@ class Mailboxes:
     def send(
         self, turn: int, headers: Sequence[bytes], parts: Sequence[np.ndarray], same: bool
     ) -> None:
-        """Gives each rank its part.
+        """Sends each rank of this machine its part, contiguous rows. LinkError: a rank is gone.
 
         Args:
-          turn: number of the collective.
-          headers: (ranks of the job,) packed.
-          parts: (ranks of the job,) contiguous rows; those of ranks elsewhere are passed over.
+          headers, parts: of all ranks of the job.
           same: whether all parts are one array.
-
-        Raises:
-          LinkError: a rank is gone.
         """
         outbox = self._outboxes[turn % 2]
         kept = [parts[peer].nbytes for peer in self.links]
@@ -137,15 +117,14 @@ class Mailboxes:
                 if not same:
                     offset += part.nbytes
         finally:
-            # Whoever needs it has it now; the memory lives as long as somebody maps it.
+            # All ranks have it now; the memory lives while mapped.
             if file is not None:
                 os.close(file)
 
     def receive(self, peer: int) -> Signal:
-        """Waits for a rank's signal, and maps its outbox anew where that has grown.
+        """Waits for a rank's signal, and remaps its outbox if that has grown.
 
-        Raises:
-          LinkError: the rank is gone.
+        LinkError: the rank is gone.
         """
         signal = self._receive(peer)
         if signal is None:
@@ -155,8 +134,7 @@ class Mailboxes:
     def look(self, turn: int, peer: int) -> Signal | None:
         """Returns a rank's signal of this turn, or None if it has not arrived.
 
-        Raises:
-          LinkError: the rank is gone, or this one has closed its links.
+        LinkError: the rank is gone, or this one has closed its links.
         """
         if peer not in self._early:
             link = self.links[peer]
@@ -168,11 +146,11 @@ class Mailboxes:
             if signal is None:
                 return None
             self._early[peer] = signal
-        # It may be one of the next turn, of a rank that had none for this one and is ahead.
+        # A rank ahead that had none for this turn may have sent its next one.
         return self._early.pop(peer) if turn_of(self._early[peer].packed) == turn else None
 
     def _receive(self, peer: int) -> Signal | None:
-        """Takes a signal; None from a rank that has closed its links."""
+        """Receives a signal; None from a rank that has closed its links."""
         try:
             received, files, _, _ = socket.recv_fds(self.links[peer], _SIGNAL.size, 1)
         except OSError as error:
@@ -192,13 +170,12 @@ class Mailboxes:
             flat[:] = inbox[signal.offset : signal.offset + rows.nbytes]
 
     def close(self) -> None:
-        """Closes the links: a rank that waits for this one, now or later, learns of it."""
+        """Closes the links: a rank that waits for this one, now or later, notices."""
         for link in self.links.values():
             link.close()
 
     def forget(self) -> None:
-        """Closes all that a forked child must not keep: the others would not notice the end of
-        this process while a child has its links."""
+        """Closes everything in a forked child: its links would hide the end of this process."""
         self.close()
         self._outboxes.clear()
         self._inboxes.clear()
@@ -208,10 +185,9 @@ class LastWords:
     """The reasons of ranks that closed their links, in memory that outlives their processes."""
 
     def __init__(self, peers: dict[int, socket.socket]) -> None:
-        """Shares the memory of this rank with the others and maps theirs. Every rank must call it.
+        """Shares this rank's memory with the others and maps theirs. Every rank must call it.
 
-        Raises:
-          OSError: a rank is gone, or has shared none.
+        OSError: a rank is gone, or has shared none.
         """
         self._mine, file = _shared_memory(_LAST_WORDS_BYTES)
         try:
@@ -252,7 +228,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class Outbox:
-    """Memory of this rank that the others may map; grows by powers of two."""
+    """Memory of this rank that others may map; grows by powers of two."""
 
     def __init__(self) -> None:
         self.memory = np.empty(0, np.uint8)
@@ -270,8 +246,8 @@ class Outbox:
 
 
 def _shared_memory(size: int) -> tuple[np.ndarray, int]:
-    """Returns (size,) uint8, zeros, and a file by which others map it; the caller closes that."""
-    # Anonymous: not bound by the size of /dev/shm, and nothing is left behind by a crash.
+    """Returns (size,) uint8 zeros, and a file to map them by, which the caller closes."""
+    # Anonymous: not limited by /dev/shm, and a crash leaves nothing behind.
     file = os.memfd_create("sok_lite")
     try:
         os.ftruncate(file, size)
@@ -282,7 +258,7 @@ def _shared_memory(size: int) -> tuple[np.ndarray, int]:
 
 
 def _map(file: int) -> np.ndarray:
-    """Returns the memory of another rank, (size,) uint8, to be read, and closes the file."""
+    """Maps another rank's memory read-only, (size,) uint8, and closes the file."""
     try:
         return np.frombuffer(mmap.mmap(file, os.fstat(file).st_size, prot=mmap.PROT_READ), np.uint8)
     finally:
@@ -290,12 +266,12 @@ def _map(file: int) -> np.ndarray:
 
 
 class LocalCommunicator(Communicator):
-    """Ranks that share memory, brought together by another communicator over the same ranks."""
+    """Ranks that share memory, introduced by another communicator over the same ranks."""
 
     def __init__(
         self, base: Communicator, links: dict[int, socket.socket], words: LastWords
     ) -> None:
-        """Takes connected sockets, one for each other rank; `connect_local` makes them."""
+        """Takes a connected socket for each other rank, from `connect_local`."""
         super().__init__(base.rank, base.size, base.local_rank)
         self._base = base
         self._boxes = Mailboxes(links)
@@ -325,12 +301,12 @@ class LocalCommunicator(Communicator):
     def _exchange(
         self, kind: str, call: str, rows: np.ndarray, parts: Sequence[np.ndarray]
     ) -> Gathered:
-        """Gives parts[rank] to each rank and gathers what they have for this one."""
+        """Sends parts[rank] to each rank and gathers their parts for this one."""
         header = self._next_header(call, rows)
         headers = header.pack(len(part) for part in parts)
         try:
             self._boxes.send(self.turn, headers, parts, kind == "gather")
-            # All signals first: a rank that finds a fault in one leaves none of the others unread.
+            # All signals first: a rank that finds a fault in one leaves no other unread.
             signals = self._receive_all(kind)
         except LinkError as error:
             self._fail(self._why_gone(error.peer, kind, error))
@@ -358,7 +334,7 @@ class LocalCommunicator(Communicator):
             poll.register(number, select.POLLIN)
         while waiting:
             due = min(noted + self._warn_s, self._limit_s) - (time.monotonic() - start)
-            # At least now and then: poll bears no more than 2^31 ms.
+            # With a bound: poll accepts at most 2^31 ms.
             ready = poll.poll(min(max(0.0, due), 3600.0) * 1000 + 1)
             for number, _ in ready:
                 peer = waiting.pop(number)
@@ -384,7 +360,7 @@ class LocalCommunicator(Communicator):
         )
 
     def _why_gone(self, peer: int, kind: str, sign: object) -> str:
-        """Returns what to say of a rank that is not at the other end of its link any more."""
+        """Returns the error for a rank that is gone."""
         words = self._words.of(peer)
         if words and not words.endswith(FAREWELL):
             return words
@@ -395,7 +371,7 @@ class LocalCommunicator(Communicator):
         return f"{how}, seen by rank {self.rank} in {kind}: {why}"
 
     def _fail(self, reason: str) -> NoReturn:
-        """Closes all links, so that the others learn of it too, and raises."""
+        """Closes all links, so that the others notice too, and raises."""
         self._break_off(reason)
         super()._fail(reason)
 
@@ -406,13 +382,13 @@ class LocalCommunicator(Communicator):
 
 
 class HostsCommunicator(Communicator):
-    """Ranks of which some share a machine, brought together by another communicator."""
+    """Ranks of which some share a machine, introduced by another communicator."""
 
     def __init__(self, base: Communicator, links: dict[int, socket.socket]) -> None:
-        """Takes connected sockets, one for each other rank of this machine."""
+        """Takes a connected socket for each other rank of this machine."""
         super().__init__(base.rank, base.size, base.local_rank)
         self._base = base
-        self.notes = base.notes  # headers of all ranks come by it in each collective
+        self.notes = base.notes  # it brings the headers of all ranks in each collective
         self._boxes = Mailboxes(links)
         self._here = {base.rank, *links}
 
@@ -440,7 +416,7 @@ class HostsCommunicator(Communicator):
     def _exchange(
         self, call: str, rows: np.ndarray, parts: Sequence[np.ndarray], same: bool
     ) -> Gathered:
-        """Gives parts[rank] to each rank and gathers what they have for this one."""
+        """Sends parts[rank] to each rank and gathers their parts for this one."""
         headers = self._next_header(call, rows).pack(len(part) for part in parts)
         most = max((parts[peer].nbytes for peer in self._boxes.links), default=-1)
         in_memory = most >= _LEAST_BYTES
@@ -452,7 +428,7 @@ class HostsCommunicator(Communicator):
             if in_memory:
                 self._boxes.send(self.turn, headers, parts, same)
         except LinkError as error:
-            lost = error  # the transport knows more of it, and tells all ranks
+            lost = error  # the transport knows more, and tells all ranks
         far = self._through_base(self._base._alltoallv, call, np.concatenate(away), splits)
         try:
             if lost is not None:
@@ -480,7 +456,7 @@ class HostsCommunicator(Communicator):
         return Gathered(received, counts)
 
     def _signals(self, recv_splits: np.ndarray) -> dict[int, Signal]:
-        """Returns the signals of ranks from which the transport has brought no rows."""
+        """Returns the signals of ranks whose rows the transport did not bring."""
         found = {}
         for peer in self._boxes.links:
             signal = None if recv_splits[peer] else self._boxes.look(self.turn, peer)
@@ -489,8 +465,9 @@ class HostsCommunicator(Communicator):
         return found
 
     def _through_base(self, collective: Callable[..., T], *arguments: Any) -> T:
-        """Runs a collective of the transport. One that fails does so on all ranks, and is the last:
-        the signals of this turn lie unread."""
+        """Runs a collective of the transport. A failed one fails on all ranks and is the last: the
+        signals of this turn stay unread.
+        """
         try:
             return self._base._together(collective, *arguments)
         except CommunicatorError as error:
@@ -501,17 +478,16 @@ class HostsCommunicator(Communicator):
     def _break_off(self, reason: str) -> None:
         self._failure = reason
         self._boxes.close()
-        # Unless it broke off in the transport's own part.
+        # Unless it broke off inside the transport.
         if self._base._failure is None:
             self._base._failure = reason
             self._base._break_off(reason)
 
 
 def is_wanted() -> bool:
-    """Returns whether ranks on one machine may exchange through shared memory.
+    """Whether ranks on one machine may exchange through shared memory.
 
-    Raises:
-      ValueError: SOK_LITE_COMM_LOCAL is neither 0 nor 1.
+    ValueError: SOK_LITE_COMM_LOCAL is neither 0 nor 1.
     """
     switch = os.environ.get(SWITCH_VARIABLE, "").strip()
     if switch not in ("", "0", "1"):
@@ -526,14 +502,14 @@ def connect_local(base: Communicator) -> Communicator:
     """Connects the ranks of each machine through shared memory. Every rank must call it.
 
     Args:
-      base: connects the ranks already; it is used to bring them together here, to send rows between
-        machines, and to abort the job.
+      base: connects the ranks already; used to set up here, to send rows between machines, and to
+        abort the job.
 
     Returns:
       A `LocalCommunicator` if all ranks are on one machine; a `HostsCommunicator`, which uses both
-      transports, if some share a machine; or `base` itself if none do (also where they are in
-      separate containers), if it shares memory itself (`shares_memory`), or if SOK_LITE_COMM_LOCAL
-      is "0". The same kind on all ranks.
+      transports, if some share one; or `base` itself if none do (as in separate containers), if it
+      shares memory itself (`shares_memory`), or if SOK_LITE_COMM_LOCAL is "0". The same kind on all
+      ranks.
     """
     if base.size == 1:
         return base
@@ -583,10 +559,7 @@ def _connect(
     names: dict[int, bytes],
     tokens: dict[int, bytes],
 ) -> None:
-    """Calls the ranks before this one and is called by those after it; fills `links`.
-
-    `names` and `tokens` are those of the ranks of this machine.
-    """
+    """Connects to earlier ranks of this machine and accepts later ones; fills `links`."""
     for peer in names:
         if peer < rank:
             links[peer] = _socket()
@@ -596,7 +569,7 @@ def _connect(
         link, _ = listener.accept()
         link.settimeout(_CONNECT_TIMEOUT_S)
         hello = link.recv(_HELLO.size)
-        # Any process of the machine can call; only ranks of this job know the token.
+        # Any local process can connect; only ranks of this job know the token.
         if len(hello) == _HELLO.size and _HELLO.unpack(hello)[1] == tokens[rank]:
             links[_HELLO.unpack(hello)[0]] = link
         else:
@@ -604,7 +577,7 @@ def _connect(
 
 
 def _listener(name: bytes, size: int) -> socket.socket | None:
-    """Returns a socket that waits for calls, or None where the system allows none."""
+    """Returns a listening socket, or None if the system allows none."""
     listener = None
     try:
         listener = _socket()
@@ -618,14 +591,14 @@ def _listener(name: bytes, size: int) -> socket.socket | None:
 
 
 def _socket() -> socket.socket:
-    # SEQPACKET: one send is one receive, and the end of the other process is seen.
+    # SEQPACKET: one send is one receive, and the end of the other process shows.
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.settimeout(_CONNECT_TIMEOUT_S)
     return link
 
 
 def _place() -> bytes:
-    """Returns what ranks have in common that can reach each other's abstract sockets, or b""."""
+    """Identifies ranks that can reach each other's abstract sockets, or b""."""
     if not is_wanted() or not hasattr(os, "memfd_create"):
         return b""
     try:
@@ -638,8 +611,8 @@ def _place() -> bytes:
 def stall_limits() -> tuple[float, float]:
     """Returns the seconds between two logs of a wait, and until it is an error; infinite: never.
 
-    They are Horovod's settings, which reads whole seconds and takes a value that it cannot read for
-    0. A job must not break at a setting that Horovod accepts, so nothing is rejected here either.
+    These are Horovod's settings. It reads whole seconds and takes unreadable values for 0, so
+    nothing is rejected here either.
     """
     if _seconds("HOROVOD_STALL_CHECK_DISABLE", 0.0):
         return math.inf, math.inf
@@ -650,7 +623,7 @@ def stall_limits() -> tuple[float, float]:
 
 
 def _seconds(name: str, otherwise: float) -> float:
-    """Returns a variable's number, 0 or more; `otherwise` if it is not set or no such number."""
+    """Returns a variable's number, 0 or more; `otherwise` if it is not set or invalid."""
     try:
         seconds = float(os.environ.get(name) or otherwise)
     except ValueError:

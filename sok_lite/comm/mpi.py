@@ -1,4 +1,4 @@
-"""The communicator of `mpirun` without Horovod: NumPy rows through mpi4py."""
+"""The communicator for `mpirun` without Horovod: NumPy rows through mpi4py."""
 
 import contextlib
 import sys
@@ -16,17 +16,14 @@ _NO_ROWS = np.empty((0, 1), np.uint8)
 
 
 class MpiCommunicator(Communicator):
-    """All processes of MPI.COMM_WORLD, on a channel of their own.
+    """All processes of MPI.COMM_WORLD, on their own channel.
 
-    A collective begins with an all-to-all of headers, which is the same for every kind, so ranks in
-    different calls meet there. MPI has no way out of what follows: a rank that breaks off in the
-    middle of a collective ends the job.
+    Every collective begins with the same all-to-all of headers, so ranks in different calls meet
+    there. MPI cannot leave what follows: a rank that breaks off inside a collective ends the job.
 
-    Rows are sent as one derived datatype a row, so MPI's int32 counts and offsets count rows: the
-    limit is 2^31 - 1 rows in one call, whatever their length.
-
-    Raises:
-      CommunicatorError: mpi4py or the MPI library is missing, or MPI allows no second thread.
+    Rows are sent with a derived datatype per row, so MPI's int32 counts and offsets count rows: the
+    limit is 2^31 - 1 rows per call, of any length. CommunicatorError: mpi4py or the MPI library is
+    missing, or MPI allows no second thread.
     """
 
     shares_memory = True
@@ -45,7 +42,7 @@ class MpiCommunicator(Communicator):
                 "MPI was started for one thread only, but TensorFlow calls from its own threads. "
                 "Let mpi4py start MPI with its default, THREAD_MULTIPLE."
             )
-        # A duplicate: our messages never meet those of the program's own MPI calls.
+        # A duplicate: our messages never match those of the program's own MPI calls.
         self._comm: Any = MPI.COMM_WORLD.Dup()
         machine = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         super().__init__(self._comm.Get_rank(), self._comm.Get_size(), machine.Get_rank())
@@ -59,7 +56,7 @@ class MpiCommunicator(Communicator):
         self._mpi.COMM_WORLD.Abort(1)
 
     def leave(self) -> None:
-        """Waits until all ranks leave, as MPI does; aborts where another waits for this one."""
+        """Waits until all ranks leave, as MPI does; aborts if another waits for this one."""
         if self._failure is not None:
             return
         try:
@@ -94,7 +91,7 @@ class MpiCommunicator(Communicator):
         self.abort(reason)
 
     def _meet(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> np.ndarray:
-        """Exchanges headers; returns (size,) int32, the number of rows that each rank sends."""
+        """Exchanges headers; returns (size,) int32, the number of rows from each rank."""
         header = self._next_header(call, rows)
         mine = b"".join(header.pack(send_splits.tolist()))
         theirs = bytearray(len(mine))

@@ -1,8 +1,8 @@
 """The communicator: the interface of all transports between ranks.
 
-Rows go in and rows come out, as NumPy arrays. A transport supplies two primitives, `_alltoallv` and
-`_allgatherv`; argument checks, reductions and broadcasts are built on them here, once, so that a
-result is the same, bit for bit, on every rank and over every transport.
+It exchanges rows as NumPy arrays. A transport implements two primitives, `_alltoallv` and
+`_allgatherv`; argument checks, reductions and broadcasts are built on them here, once, so results
+are equal bit for bit on every rank and over every transport.
 """
 
 import os
@@ -17,7 +17,7 @@ import numpy as np
 from sok_lite.backend.ragged import split
 from sok_lite.comm.header import LONGEST_CALL, Header, Notes
 
-# One line per collective on standard error; the way to see which rank is ahead in a deadlock.
+# Prints a line per collective to standard error, to see which rank is ahead in a deadlock.
 TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -32,27 +32,22 @@ _SUPPORTED = frozenset(
 
 T = TypeVar("T")
 
-# Below this many bytes one allgather costs less than a reduce-scatter followed by an allgather.
+# Below this many bytes one allgather costs less than reduce-scatter and allgather.
 _SMALL_REDUCE_BYTES = 64 * 1024
 
 
 class Gathered(NamedTuple):
-    """The rows received by this rank, and how many of them from each rank.
+    """The rows received by this rank, and their number per rank."""
 
-    Attributes:
-      rows: (m, ...), the rows of rank 0 first, then those of rank 1, and so on.
-      recv_splits: (size,) int32, number of rows from each rank; they sum to m.
-    """
-
-    rows: np.ndarray
-    recv_splits: np.ndarray
+    rows: np.ndarray  # (m, ...), ordered by rank
+    recv_splits: np.ndarray  # (size,) int32, number of rows from each rank
 
     def by_rank(self) -> list[np.ndarray]:
         """Returns the rows of each rank, views of `rows`."""
         return split(self.rows, self.recv_splits)
 
     def like(self, array: np.ndarray) -> "Gathered":
-        """Returns rows that were `_flat` in the trailing shape and dtype of an array."""
+        """Restores the trailing shape and dtype of an array after `_flat`."""
         shape = (self.rows.shape[0], *array.shape[1:])
         rows = np.empty(shape, array.dtype) if 0 in shape[1:] else self.rows.reshape(shape)
         return Gathered(rows, self.recv_splits)
@@ -73,28 +68,28 @@ class JobAborted(CommunicatorError):
 class Communicator(ABC):
     """This process among all processes of the job.
 
-    Every method below `local_rank` is a collective unless it says otherwise: every rank must call
-    it, in the same order, and it blocks until all have. Any thread may call; while one is in a
-    collective the others wait, so they must come in the same order on all ranks.
+    Methods are collectives unless they say otherwise: every rank must call them, in the same order,
+    and they block until all have. Any thread may call; while one is in a collective the others
+    wait, so their order must also be the same on all ranks.
 
-    Rows are NumPy arrays of bool, (u)int8 to (u)int64 or float16 to float64, of any strides; their
-    dtype and trailing shape must be equal on all ranks. bfloat16 rows are sent as uint16, arrays of
-    a GPU by the `gpu_transport`, or through the host (`Backend.to_host`). A returned array belongs
-    to the caller, with one exception: with a single rank it may be the argument itself.
+    Rows are NumPy arrays of bool, (u)int8 to (u)int64 or float16 to float64, of any strides; dtype
+    and trailing shape must be equal on all ranks. bfloat16 rows are sent as uint16, GPU arrays by
+    the `gpu_transport`, or through the host (`Backend.to_host`). A returned array belongs to the
+    caller, except that with a single rank it may be the argument itself.
 
-    Wrong arguments raise ValueError or TypeError before anything is sent. A dead or disagreeing
-    rank raises CommunicatorError. So does every call after one that broke off in the middle (at a
-    KeyboardInterrupt, at an allocation that failed), and every call in a forked child.
+    Invalid arguments raise ValueError or TypeError before anything is sent. A dead or disagreeing
+    rank raises CommunicatorError. So does every call after one that broke off inside (by a
+    KeyboardInterrupt or a failed allocation), and every call in a forked child.
 
     Attributes:
       rank: number of this process, 0 to size - 1.
       size: number of processes.
-      local_rank: number of this process among those of the same machine.
-      turn: number of collectives so far; equal on all ranks whenever one has been completed.
-      notes: what ranks tell each other with every collective; of a `connection`.
-      gpu_transport: sends arrays of a GPU without the host; None: they go through the host.
-      shares_memory: whether ranks of one machine pass rows through memory, also where there are
-        ranks on other machines.
+      local_rank: number of this process on its machine.
+      turn: number of collectives so far; equal on all ranks after each collective.
+      notes: bits shared with every collective; belong to a `connection`.
+      gpu_transport: sends GPU arrays without the host; None: through the host.
+      shares_memory: whether ranks of one machine pass rows through memory, even in a job of several
+        machines.
     """
 
     shares_memory = False
@@ -108,7 +103,7 @@ class Communicator(ABC):
         self.gpu_transport: Any = None  # a GpuTransport, which is made of a communicator
         self._process = os.getpid()
         self._failure: str | None = None
-        # Two collectives of one rank at once would take each other's messages.
+        # Concurrent collectives of a rank would take each other's messages.
         self._one_at_a_time = threading.Lock()
 
     # ---- the protocol ---------------------------------------------------------------------------
@@ -125,18 +120,17 @@ class Communicator(ABC):
         Args:
           rows: (n, ...), those for rank 0 first, then those for rank 1, and so on.
           send_splits: (size,) integers, number of rows for each rank; they sum to n.
-          recv_splits: (size,) int32, number of rows that will be received from each rank, if the
-            caller knows it (as by a route).
-          call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
-            raise.
+          recv_splits: (size,) int32, number of rows to receive from each rank, if known (as by a
+            route).
+          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
 
         Returns:
           Gathered(rows (m, ...), recv_splits (size,) int32): what the others sent to this rank.
 
         Raises:
-          ValueError: rows is a scalar, or send_splits has another length than size, is negative
-            or does not sum to n.
-          TypeError: a dtype that does not travel, or splits that are no integers.
+          ValueError: rows is a scalar, or send_splits has a length other than size, is negative or
+            does not sum to n.
+          TypeError: a dtype that cannot be sent, or splits that are not integers.
           CommunicatorError: a rank has died, or ranks disagree.
         """
         array = _checked_rows(rows, "alltoallv")
@@ -163,15 +157,13 @@ class Communicator(ABC):
 
         Args:
           rows: (n, ...); n may differ between ranks.
-          call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
-            raise.
+          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
 
         Returns:
           Gathered(rows (m, ...), recv_splits (size,) int32): the rows of all ranks in rank order.
 
         Raises:
-          ValueError: rows is a scalar (give `x[None]`).
-          TypeError: a dtype that does not travel.
+          ValueError: rows is a scalar (give `x[None]`). TypeError: a dtype that cannot be sent.
           CommunicatorError: a rank has died, or ranks disagree.
         """
         array = _checked_rows(rows, "allgatherv")
@@ -181,20 +173,19 @@ class Communicator(ABC):
     def allreduce(self, x: Any, op: str = "sum", call: str = "") -> np.ndarray:
         """Reduces arrays of one shape elementwise over ranks. Every rank must call it.
 
-        The ranks are added in rank order, so the result repeats bit for bit and is equal on all
-        ranks. Integer sums wrap around; float16 is summed in float16.
+        Ranks are added in order, so the result is deterministic and equal on all ranks. Integer
+        sums wrap around; float16 is summed in float16.
 
         Args:
-          x: any shape, equal on all ranks; a Python number is taken as a 0-d array.
+          x: any shape, equal on all ranks; a Python number is a 0-d array.
           op: "sum", "max" or "min".
-          call: what it is for, in a few words, for the message where ranks make different calls.
+          call: its purpose in a few words, for the error if ranks make different calls.
 
         Returns:
           An array of the shape and dtype of x.
 
         Raises:
-          ValueError: unknown op, or a sum of booleans.
-          TypeError: a dtype that does not travel.
+          ValueError: unknown op, or a sum of booleans. TypeError: a dtype that cannot be sent.
           CommunicatorError: a rank has died, or ranks disagree.
         """
         array = _checked_operand(x, op)
@@ -209,15 +200,14 @@ class Communicator(ABC):
         """Broadcasts the array of one rank to all ranks. Every rank must call it.
 
         Args:
-          x: any shape; shape and dtype equal on all ranks, only the content of root's is used.
-          root: the rank that sends, equal on all ranks.
+          x: shape and dtype equal on all ranks; only the content of root's is used.
+          root: the sending rank, equal on all ranks.
 
         Returns:
           An array of the shape and dtype of x.
 
         Raises:
-          ValueError: root is no rank.
-          TypeError: a dtype that does not travel.
+          ValueError: root is no rank. TypeError: a dtype that cannot be sent.
           CommunicatorError: a rank has died, or ranks disagree.
         """
         if not 0 <= root < self.size:
@@ -235,8 +225,7 @@ class Communicator(ABC):
         """Returns when every rank has called it. Every rank must call it.
 
         Args:
-          call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
-            raise.
+          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
         """
         _trace(self.rank, call, None)
         self._together(self._barrier, call)
@@ -245,67 +234,64 @@ class Communicator(ABC):
     def abort(self, message: str) -> None:
         """Ends the job on all ranks; one rank alone may call it. Does not return.
 
-        A real job writes the message to standard error and ends its processes with exit status 1.
-        With one rank, and with ranks that are threads, JobAborted is raised instead.
-
-        Args:
-          message: why, for people.
+        A real job writes the message to standard error and exits its processes with status 1. With
+        one rank, or ranks that are threads, it raises JobAborted.
         """
 
     @abstractmethod
     def leave(self) -> None:
         """Tells the other ranks that this one makes no more calls; one rank alone may call it.
 
-        A rank that waits for this one then, or comes to wait, raises CommunicatorError. For the end
-        of a program (`sok_lite.comm.launch`); where the ranks have not ended alike, it may abort.
+        A rank that waits for this one, then or later, raises CommunicatorError. For the end of a
+        program (`sok_lite.comm.launch`); if the ranks have not ended alike, it may abort.
         """
 
     def disconnect(self) -> None:
         """Makes no more calls, and waits for nobody; one rank alone may call it.
 
-        For ranks that are connected anew. One that waits for this one, or comes to wait, raises
-        CommunicatorError, now or when the transport is shut down.
+        For ranks about to reconnect. A rank that waits for this one, then or later, raises
+        CommunicatorError, at once or when the transport is shut down.
         """
         self._failure = "The ranks were disconnected, to be connected anew."
 
     @property
     def connection(self) -> "Communicator":
-        """The present connection, another object after ranks were connected again: agreements of
-        ranks and unfinished work belong to a connection."""
+        """The current connection, a new object after reconnecting: agreements of ranks and
+        unfinished work belong to a connection.
+        """
         return self
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one rank and never will be another, so that a graph may leave out its
-        collectives."""
+        """Whether there is one rank, now and later, so that graphs may omit collectives."""
         return self.size == 1
 
-    # ---- what a transport supplies --------------------------------------------------------------
+    # ---- implemented by transports -------------------------------------------------------------
 
     @abstractmethod
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
-        """Does `alltoallv` for checked arguments: rows (n, k) contiguous, k > 0, int32 splits.
+        """Implements `alltoallv` for checked arguments: rows (n, k) contiguous, k > 0, int32
+        splits.
 
-        Raises:
-          CommunicatorError: on every rank, and then either this communicator refuses further calls
-            or all ranks may go on to the next collective.
+        CommunicatorError: on every rank; then either this communicator rejects further calls or all
+        ranks may go on to the next collective.
         """
 
     @abstractmethod
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
-        """Does `allgatherv` for checked arguments, as above."""
+        """Implements `allgatherv` for checked arguments, as above."""
 
     def _barrier(self, call: str) -> None:
         self._allgatherv(call, np.zeros((1, 1), np.uint8))
 
     @abstractmethod
     def _break_off(self, reason: str) -> None:
-        """Makes ranks fail that wait for this one, which is out of step and makes no more calls."""
+        """Fails the ranks that wait for this one, which is out of step and makes no more calls."""
 
     # ---- helpers --------------------------------------------------------------------------------
 
     def _together(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
-        """Runs one collective: no other thread is in one, and none was left in the middle."""
+        """Runs a collective, if no other thread is in one and none broke off."""
         if len(call) > LONGEST_CALL:
             raise ValueError(f"`call` has at most {LONGEST_CALL} characters. Received: {call!r}.")
         # Before the lock, which a fork may leave locked for ever in the child.
@@ -319,7 +305,7 @@ class Communicator(ABC):
             return self._alone(collective, call, *arguments)
 
     def _alone(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
-        """Runs a collective, or refuses to after one that broke off."""
+        """Runs a collective, or raises after one that broke off."""
         if self._failure is not None:
             raise CommunicatorError(self._failure)
         try:
@@ -337,7 +323,7 @@ class Communicator(ABC):
         return result
 
     def _fail(self, reason: str) -> NoReturn:
-        """Refuses all further calls and raises."""
+        """Rejects all further calls and raises."""
         self._failure = reason
         raise CommunicatorError(reason)
 
@@ -368,14 +354,7 @@ class Communicator(ABC):
 
 
 def _checked_array(x: Any, caller: str) -> np.ndarray:
-    """Returns an array of the host whose dtype travels.
-
-    Args:
-      caller: name of the collective, for errors.
-
-    Raises:
-      TypeError: it is on a GPU, or its dtype does not travel.
-    """
+    """Returns a host array of a dtype that can be sent, or raises TypeError."""
     if hasattr(x, "__cuda_array_interface__"):
         raise TypeError(
             f"`{caller}` takes arrays in host memory. Received: {type(x).__module__}."
@@ -392,11 +371,7 @@ def _checked_array(x: Any, caller: str) -> np.ndarray:
 
 
 def _checked_operand(x: Any, op: str) -> np.ndarray:
-    """Returns an array for `allreduce`.
-
-    Raises:
-      ValueError: unknown op, or a sum of booleans. TypeError: as of `_checked_array`.
-    """
+    """Returns an array for `allreduce`; raises as that does."""
     if op not in _REDUCE:
         raise ValueError(f"`op` must be one of {sorted(_REDUCE)}. Received: op={op!r}.")
     array = _checked_array(x, "allreduce")
@@ -409,11 +384,7 @@ def _checked_operand(x: Any, op: str) -> np.ndarray:
 
 
 def _checked_rows(rows: Any, caller: str) -> np.ndarray:
-    """Returns rows as `_checked_array` does.
-
-    Raises:
-      ValueError: it is a scalar, or there are too many. TypeError: as of `_checked_array`.
-    """
+    """Returns rows as `_checked_array` does. ValueError: a scalar, or too many rows."""
     array = _checked_array(rows, caller)
     if array.ndim == 0:
         raise ValueError(
@@ -428,9 +399,7 @@ def _checked_rows(rows: Any, caller: str) -> np.ndarray:
 def _checked_splits(splits: Any, size: int, name: str) -> np.ndarray:
     """Returns splits as (size,) int64, so that their sum cannot wrap.
 
-    Raises:
-      ValueError: they have another length, or one is negative or too large. TypeError: they are no
-        integers.
+    ValueError: another length, or a value out of range. TypeError: not integers.
     """
     array = np.asarray(splits)
     if array.ndim != 1 or array.shape[0] != size:
@@ -456,11 +425,7 @@ def _flat(rows: np.ndarray) -> np.ndarray:
 
 
 def _reduced(stacked: np.ndarray, op: str) -> np.ndarray:
-    """Reduces (size, k) to (k,), rank 0 first: a fixed order, so that floats repeat.
-
-    Args:
-      op: "sum", "max" or "min".
-    """
+    """Reduces (size, k) to (k,) in rank order, for deterministic floats."""
     result: np.ndarray = stacked[0].copy()
     for other in stacked[1:]:
         _REDUCE[op](result, other, out=result)
@@ -470,12 +435,7 @@ def _reduced(stacked: np.ndarray, op: str) -> np.ndarray:
 def _trace(
     rank: int, name: str, array: np.ndarray | None, splits: np.ndarray | None = None
 ) -> None:
-    """Prints a line about a collective of this rank, where that is asked for.
-
-    Args:
-      array: what is sent; None: nothing.
-      splits: (size,) rows of it for each rank; None: all of them for all.
-    """
+    """Prints a line about a collective of this rank, if requested; no splits: all rows for all."""
     if not os.environ.get(TRACE_VARIABLE):
         return
     what = "" if array is None else f" {array.dtype}{list(array.shape)}"

@@ -1,4 +1,4 @@
-"""The communicator of a job with one process: everything a rank sends comes back to it."""
+"""The communicator of a single process, which receives whatever it sends."""
 
 from typing import NoReturn
 
@@ -8,7 +8,7 @@ from sok_lite.comm.protocol import Communicator, Gathered, JobAborted
 
 
 class SingleCommunicator(Communicator):
-    """One rank; copies nothing where the argument itself is the answer."""
+    """One rank; returns arguments themselves instead of copies where it can."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=1, local_rank=0)

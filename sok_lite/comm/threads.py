@@ -1,7 +1,7 @@
-"""Ranks as threads of one process: the whole exchange runs in plain pytest, with no launcher.
+"""Ranks as threads of one process: runs the whole exchange in plain pytest, without a launcher.
 
-A rank that raises, returns early or calls another collective than the others ends the run at once,
-with an error that says which rank did what; nothing waits for a timeout but a rank that hangs.
+A rank that raises, returns early or calls another collective ends the run at once, with an error
+that names it; only a rank that hangs takes the timeout.
 """
 
 import functools
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _World:
-    """The meeting point of all ranks: each brings an item, each leaves with everybody's."""
+    """The meeting point of all ranks: each brings an item, and receives all items."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -36,8 +36,7 @@ class _World:
     def meet(self, rank: int, call: str, item: Any) -> list[Any]:
         """Waits for all ranks; returns their items in rank order.
 
-        Raises:
-          CommunicatorError: another rank failed, returned, or makes another call.
+        CommunicatorError: another rank failed, returned, or makes another call.
         """
         with self._condition:
             self._raise_if_broken()
@@ -61,7 +60,7 @@ class _World:
             return self._last
 
     def leave(self, rank: int) -> None:
-        """Notes that a rank has returned: ranks that wait for it will fail."""
+        """Records that a rank has returned: ranks that wait for it fail."""
         with self._condition:
             self._returned.add(rank)
             if self._items:
@@ -78,7 +77,7 @@ class _World:
             return dict(self._calls)
 
     def fail(self, reason: str) -> None:
-        """Ends every meeting, now and later."""
+        """Fails every meeting, now and later."""
         with self._condition:
             self._break(reason)
 
@@ -108,7 +107,7 @@ class ThreadsCommunicator(Communicator):
         self._world.leave(self.rank)
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
-        # A copy: the sender may write to its rows again before the last receiver has read them.
+        # A copy: the sender may overwrite its rows before the last receiver has read them.
         mine = [part.copy() for part in split(rows, send_splits)]
         everyone = self._meet(f"{call} {rows.dtype}(n, {rows.shape[1]})", mine)
         return _gathered([parts[self.rank] for parts in everyone])
@@ -130,15 +129,13 @@ class ThreadsCommunicator(Communicator):
 
 
 def run_ranks(size: int, fn: Callable[[Communicator], T], timeout: float = 60.0) -> list[T]:
-    """Runs fn(comm) on `size` threads, one a rank, and waits for all.
+    """Runs fn(comm) on `size` threads, one per rank, and waits for all.
 
     Args:
-      size: number of ranks.
       fn: the program of every rank; `comm.rank` tells them apart.
-      timeout: seconds that the whole run may take.
 
     Returns:
-      What fn returned on rank 0, rank 1, and so on.
+      The results of fn by rank.
 
     Raises:
       Exception: what fn raised, on the rank that raised first.
@@ -153,7 +150,7 @@ def run_ranks(size: int, fn: Callable[[Communicator], T], timeout: float = 60.0)
             comm = ThreadsCommunicator(world, rank)
             results[rank] = fn(comm)
             comm.leave()
-        except BaseException as error:  # carried to the caller's thread
+        except BaseException as error:  # re-raised in the caller's thread
             errors.append((rank, error))
             world.fail(f"Rank {rank} failed: {type(error).__name__}: {error}")
 

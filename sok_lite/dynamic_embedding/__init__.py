@@ -2,7 +2,7 @@
 
     from sok_lite import dynamic_embedding as de
 
-The names are those of TensorFlow Recommenders-Addons; docs/compatibility.md has them all.
+The names are those of TensorFlow Recommenders-Addons; docs/compatibility.md lists them all.
 """
 
 import importlib
@@ -91,7 +91,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # On first use, for it imports Keras.
+    # On first use, because it imports Keras.
     if name == "keras":
         return importlib.import_module("sok_lite.dynamic_embedding.keras")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Keys and values of a program, checked and made tensors, and the errors where they do not fit.
+"""Checks a program's keys and values and makes them tensors.
 
-The errors are of both kinds that programs expect: the documented one and TensorFlow's.
+Errors have both types that programs catch: the documented one and the one that TFRA raises.
 """
 
 from typing import Any
@@ -17,25 +17,25 @@ VALUE_DTYPES = (*(tf.float32, tf.float16, tf.bfloat16, tf.float64), *(tf.int32, 
 
 
 class DtypeError(TypeError, ValueError):
-    """A dtype does not fit: a TypeError by TFRA's documents, a ValueError by what TFRA raises."""
+    """A wrong dtype: TFRA documents TypeError and raises ValueError."""
 
 
 class ShapeError(tf.errors.InvalidArgumentError, ValueError):
-    """Shapes do not fit: what TFRA raises is TensorFlow's InvalidArgumentError."""
+    """A wrong shape: TFRA raises TensorFlow's InvalidArgumentError."""
 
     def __init__(self, message: str) -> None:
         super().__init__(None, None, message)
 
 
 class PartitionError(tf.errors.InvalidArgumentError, ValueError):
-    """A partitioner gives no number of a shard."""
+    """A partitioner returned something other than a shard number."""
 
     def __init__(self, message: str) -> None:
         super().__init__(None, None, message)
 
 
 def checked_dtypes(key_dtype: Any, value_dtype: Any) -> tuple[tf.DType, tf.DType]:
-    """Returns the dtypes of keys and values; DtypeError: no table has them. TypeError: no dtype."""
+    """Returns the dtypes of keys and values. DtypeError: unsupported. TypeError: not a dtype."""
     key_dtype = checked_dtype("key_dtype", key_dtype)
     value_dtype = checked_dtype("value_dtype", value_dtype)
     if key_dtype in KEY_DTYPES and value_dtype in VALUE_DTYPES:
@@ -50,15 +50,9 @@ def checked_dtypes(key_dtype: Any, value_dtype: Any) -> tuple[tf.DType, tf.DType
 
 
 def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
-    """Returns keys of any shape as a tensor.
+    """Returns keys of any shape as a tensor of the dtype.
 
-    Args:
-      keys: a tensor of the dtype, or an array or list that becomes one.
-      dtype: of the table's keys.
-      name: of the table.
-
-    Raises:
-      DtypeError: a tensor of another dtype, or what is no such key at all.
+    DtypeError: a tensor of another dtype, or values that are not such keys.
     """
     if isinstance(keys, tf.Variable):
         keys = keys.read_value()
@@ -76,7 +70,7 @@ def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
 
 
 def wrong_ids(received: tf.DType, params: Any) -> DtypeError:
-    """Returns what is raised where ids have another dtype than the keys of a variable."""
+    """Returns the error for ids whose dtype differs from a variable's keys."""
     return DtypeError(
         f"`ids` must be {params.key_dtype.name}, as the keys of {params.name!r}. "
         f"Received: {received.name}. {_advice(received, params.key_dtype)}"
@@ -84,8 +78,8 @@ def wrong_ids(received: tf.DType, params: Any) -> DtypeError:
 
 
 def _advice(received: Any, dtype: tf.DType) -> str:
-    """Returns what to do with keys of another dtype than those of a table."""
-    if received == tf.string:  # which NumPy's texts and objects are equal to
+    """Returns the fix for keys of another dtype than the table's."""
+    if received == tf.string:  # NumPy's string and object dtypes equal it
         return "Make the table with key_dtype=tf.string, or use sok_lite.hash_strings."
     if dtype == tf.string:
         return "Turn numbers into texts with tf.strings.as_string."
@@ -93,13 +87,13 @@ def _advice(received: Any, dtype: tf.DType) -> str:
 
 
 def _texts_of(keys: Any) -> Any:
-    """Returns texts as a tensor; an array of others as it is."""
+    """Converts strings to a tensor; returns an array of anything else."""
     texts = tensor_of_texts(keys)
     return np.asarray(keys) if texts is None else texts
 
 
 def _integers_of(keys: Any, dtype: tf.DType, name: str) -> Any:
-    """Returns integers as a tensor of the dtype; an array of others as it is."""
+    """Converts integers to a tensor of the dtype; returns an array of anything else."""
     what = f"Keys of {name!r}"
     try:
         array = array_of_keys(keys, dtype.as_numpy_dtype, what)
@@ -115,15 +109,9 @@ def _integers_of(keys: Any, dtype: tf.DType, name: str) -> Any:
 
 
 def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name: str) -> tf.Tensor:
-    """Returns values as a tensor (n, dim), one for each of n keys.
+    """Returns values (keys.shape + [dim]) as a tensor (n, dim), one row for each of n keys.
 
-    Args:
-      values: of shape keys.shape + [dim].
-      keys: of any shape.
-
-    Raises:
-      DtypeError: a tensor of another dtype, or what does not become one.
-      ShapeError: another shape.
+    DtypeError: a tensor of another dtype, or not convertible. ShapeError: another shape.
     """
     if isinstance(values, tf.Variable):
         values = values.read_value()

@@ -1,4 +1,4 @@
-"""`get_variable` and layers of Keras: the variable of a name, made where it is new."""
+"""Variables by name, for `get_variable` and Keras layers: returns the existing one or makes it."""
 
 import itertools
 import threading
@@ -20,38 +20,34 @@ from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
 from sok_lite.dynamic_embedding.variable import Variable, listed, of_graph
 
-# What a variable that exists must have of what is asked for.
+# Facts on which an existing variable must agree with a request.
 _COMPARED = ("key_dtype", "value_dtype", "dim", "devices")
 _naming = threading.RLock()
-# Of eager mode, since the last session began. Those of a TF1 graph are in its collection.
+# Eager mode: the names of the newest session. A TF1 graph has its collection.
 _latest: dict[str, Variable] = {}
 
 
 class _Users:
-    """The layers that have one variable, and a number by which configs say that it is one."""
+    """The layers that share a variable, and the number by which configs identify it."""
 
     def __init__(self) -> None:
         self.number = next(_numbers)
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-# Of layers that a program gives no name.
+# Default names, for layers that the program did not name.
 _DEFAULT_NAMES = ("DynamicEmbeddingLayer", "SlotDynamicEmbeddingLayer")
 _numbers = itertools.count(1)
 _users: weakref.WeakKeyDictionary[Variable, _Users] = weakref.WeakKeyDictionary()
 
 
 class _Session(threading.local):
-    """The variables that a thread knows by name in eager mode.
+    """The variables of a thread by name in eager mode.
 
-    They go with its default graph, which `clear_session` replaces: each thread has one of its own.
-
-    Attributes:
-      graph: a weak reference to that; None: the thread has asked for no variable yet.
-      names: the variables.
+    They are dropped with the thread's default graph, which `clear_session` replaces.
     """
 
-    graph: "weakref.ref[tf.Graph] | None" = None
+    graph: "weakref.ref[tf.Graph] | None" = None  # None: the thread asked for no variable yet
     names: dict[str, Variable]
 
 
@@ -79,19 +75,20 @@ def get_variable(
 ) -> Variable:
     """Returns the variable of a name, or makes it.
 
-    Names are of the graph in TF1, within the variable scope that is open. In eager mode they are of
-    the session, which keeps the variable until `tf.keras.backend.clear_session()`, or
-    `tf.compat.v1.reset_default_graph()`: from then on the name is that of a new one, and the old
-    one lives on with its rows as long as a program holds it. A thread that asks for the first time
-    is of the session that began last, and stays in it when another thread begins a new one.
+    In TF1, names belong to the graph, within the open variable scope. In eager mode they belong to
+    the session, which keeps the variable until `tf.keras.backend.clear_session()` or
+    `tf.compat.v1.reset_default_graph()`: afterwards the name makes a new variable, and the old one
+    lives on while the program holds it. A thread joins the newest session with its first call, and
+    stays in it when another thread begins a new one.
 
     Args:
       name: of the variable, within the scope.
-      others: of the `Variable` that is made: types, `dim`, initializer and the like.
+      others: arguments of `Variable`: dtypes, `dim`, initializer and so on.
 
     Raises:
-      ValueError: the variable exists with another dtype, dim, or number of shards; in a TF1 graph
-        also where it exists and the scope does not reuse. A new one is made where it does.
+      ValueError: the variable exists with another dtype, dim or number of shards; in a TF1 graph
+        also if it exists and the scope does not reuse. Unlike TensorFlow's, a reusing scope makes
+        missing variables.
 
     Examples:
       >>> items = de.get_variable("item", dim=2, initializer=0.0)
@@ -105,25 +102,18 @@ def get_variable(
 
 @unconverted_function
 def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
-    """Returns the variable of a layer of Keras: all layers of one name in a session share it.
+    """Returns the variable of a Keras layer: layers of one name in a session share it.
 
-    A thread that makes its first layer begins a session of its own. What is made of a config, as
-    `load_model` does, shares what was shared by what was saved, and nothing else.
-
-    Args:
-      layer: that is to have it.
-      name: of the variable.
-      **arguments: of the `Variable` that is made, as `get_variable` takes them.
-
-    Raises:
-      ValueError: the variable exists with another dtype, dim, or number of shards.
-      NotImplementedError: `clone_model` makes the layer, and would copy no row.
+    A thread begins its own session with its first layer. Layers made from a config, as by
+    `load_model`, share exactly what was shared when saved. ValueError: the variable exists with
+    another dtype, dim or number of shards. NotImplementedError: `clone_model` makes the layer, and
+    would copy no row.
     """
     guard.tell(share_in_copies)
     guard.refuse_clone()
     made = made_so_far()
     if made is None and is_loading():
-        made = {}  # of a model whose from_config() does not call that of Keras
+        made = {}  # a model whose from_config() bypasses Keras'
     if made is None:
         variable = _by_name(name, arguments, joins=False)
         if variable in _users and layer.name in _DEFAULT_NAMES:
@@ -143,7 +133,7 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
 
 
 def number_of_shared(variable: Variable) -> int | None:
-    """Returns a number of a variable that several layers have, the same for each; else None."""
+    """Returns the number that identifies a variable shared by layers, or None."""
     users = _users.get(variable)
     return users.number if users is not None and len(users.layers) > 1 else None
 
@@ -152,8 +142,7 @@ def _by_name(name: str, arguments: dict[str, Any], joins: bool) -> Variable:
     """Returns the variable of a name within the scope, or makes it.
 
     Args:
-      joins: whether a thread that asks for the first time is of the session that began last, or
-        begins one.
+      joins: whether a thread's first call joins the newest session, or begins one.
     """
     scope = tf.compat.v1.get_variable_scope()
     is_short = arguments["short_file_name"] or not scope.name
@@ -177,12 +166,7 @@ def _by_name(name: str, arguments: dict[str, Any], joins: bool) -> Variable:
 
 
 def _names(joins: bool) -> dict[str, Variable]:
-    """Returns the variables of eager mode by name. The caller has the lock.
-
-    Args:
-      joins: whether a thread that asks for the first time is of the session that began last, or
-        begins one of its own.
-    """
+    """Returns the eager variables by name; `joins` as for `_by_name`. The caller holds the lock."""
     global _latest
     graph = getattr(default_graphs, GLOBAL_GRAPH)()
     if _session.graph is None:
@@ -195,7 +179,7 @@ def _names(joins: bool) -> dict[str, Variable]:
 
 
 def _check_agrees(found: Variable, arguments: dict[str, Any]) -> None:
-    """Raises ValueError where a variable is not what a program asks for by its name."""
+    """Raises ValueError if a variable differs from what was asked for by its name."""
     keys, values, dim, devices = (arguments[each] for each in _COMPARED)
     has = (found.key_dtype.name, found.value_dtype.name, found.dim, found.shard_num)
     wants = (*(each.name for each in checked_dtypes(keys, values)), dim, len(listed(devices)))

@@ -1,4 +1,4 @@
-"""Creators, which make the tables of variables, and their settings."""
+"""Creators of the tables of variables, and their settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from sok_lite.engine.table.hkv_options import MAX_CAPACITY
 
 
 class KVCreator:
-    """Makes tables of one kind. Subclass it for tables of one's own.
+    """Creates tables of one kind. Subclass it for custom tables.
 
     Args:
-      config: settings of the tables.
-      saver: how their rows are saved; None: with TensorFlow's checkpoints.
+      config: settings of the tables; None: defaults.
+      saver: how their rows are saved; None: in TensorFlow's checkpoints.
 
     Raises:
-      RuntimeError: the saver is none.
+      RuntimeError: the saver is not a `DynamicEmbeddingSaver`.
     """
 
     def __init__(self, config: Any = None, saver: DynamicEmbeddingSaver | None = None) -> None:
@@ -45,14 +45,14 @@ class KVCreator:
         device: str | None = None,
         shard_saveable_object_fn: Callable[..., Any] | None = None,
     ) -> Any:
-        """Makes a table; see the table's class for the arguments."""
+        """Creates a table; see the table's class for the arguments."""
         raise NotImplementedError("A KVCreator of one's own defines create().")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the description of the creator.
+        """Returns a description of the creator.
 
         Raises:
-          RuntimeError: in a graph of TF1.
+          RuntimeError: in a TF1 graph.
         """
         if not tf.executing_eagerly():
             raise RuntimeError("get_config() of a creator is for eager mode.")
@@ -60,7 +60,7 @@ class KVCreator:
 
 
 class _OwnCreator(KVCreator):
-    """A creator of this package: it names the class of its tables and their options."""
+    """A creator for a `table_class` of this package."""
 
     table_class: type[HashTable]
 
@@ -76,7 +76,7 @@ class _OwnCreator(KVCreator):
         device: str | None = None,
         shard_saveable_object_fn: Callable[..., Any] | None = None,
     ) -> HashTable:
-        """Makes a table of `table_class`. A capacity in the config goes before `init_size`."""
+        """Creates a table of `table_class`. A capacity in the config overrides `init_size`."""
         return self.table_class(
             key_dtype,
             value_dtype,
@@ -91,11 +91,11 @@ class _OwnCreator(KVCreator):
 
 
 class CuckooHashTableConfig:
-    """Settings of a `CuckooHashTable`: there are none."""
+    """Settings of a `CuckooHashTable`: none."""
 
 
 class CuckooHashTableCreator(_OwnCreator):
-    """Makes tables that grow without bound and keep every key: `CuckooHashTable`."""
+    """Creates `CuckooHashTable`s, which grow without bound and keep every key."""
 
     table_class = CuckooHashTable
 
@@ -105,7 +105,7 @@ class CuckooHashTableCreator(_OwnCreator):
 
 @dataclass(eq=False, repr=False)
 class HkvHashTableConfig:
-    """Settings of a `HkvHashTable`: its options, by the same names.
+    """Settings of a `HkvHashTable`, named like its arguments.
 
     Attributes: the arguments.
     """
@@ -120,12 +120,7 @@ class HkvHashTableConfig:
 
 
 class HkvHashTableCreator(_OwnCreator):
-    """Makes tables of bounded size in two tiers of memory: `HkvHashTable`.
-
-    Args:
-      config: a `HkvHashTableConfig`; None: its defaults.
-      saver: how their rows are saved; None: with TensorFlow's checkpoints.
-    """
+    """Creates `HkvHashTable`s, bounded tables with two memory tiers, by a `HkvHashTableConfig`."""
 
     table_class = HkvHashTable
 
@@ -137,12 +132,7 @@ class HkvHashTableCreator(_OwnCreator):
 
 
 class RedisTableCreator(_OwnCreator):
-    """Makes tables whose rows are in a Redis: `RedisTable`.
-
-    Args:
-      config: a `RedisTableConfig`; None: its defaults.
-      saver: how their rows are saved; None: with TensorFlow's checkpoints.
-    """
+    """Creates `RedisTable`s, whose rows are in Redis, by a `RedisTableConfig`."""
 
     table_class = RedisTable
 

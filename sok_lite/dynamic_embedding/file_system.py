@@ -1,9 +1,8 @@
-"""Rows of a variable, or of a table by itself, to files of keys and values and back.
+"""Reads and writes the rows of a variable, or of a table, as files of keys and values.
 
-A pass over the table for each shard writes it piece by piece; the table is held meanwhile, so that
-all shards are of one moment. Of a table in a Redis one export gives the pieces of all, and what
-other programs write meanwhile may be in it or not. `key_value_files` has the format,
-`key_value_names` the names.
+One pass per shard writes the table in chunks; the table is locked, so all shards are from one
+moment. A table in Redis is exported once for all shards, and writes by other programs may or may
+not be included. See `key_value_files` for the format, `key_value_names` for the names.
 """
 
 import os
@@ -31,46 +30,38 @@ from sok_lite.engine.files.key_value_files import (
 from sok_lite.engine.files.key_value_names import ShardPlace, bases_of_save, find_shards
 from sok_lite.engine.table.exclusive import alone
 
-_SLOTS = 1 << 16  # places of an index that are read together
+_SLOTS = 1 << 16  # index slots per read
 
 
 class Source(NamedTuple):
-    """A table with the layout of its files, which are written of it or read into it.
+    """A table and the layout of its files."""
 
-    Attributes:
-      rows: the `HashTable`.
-      layout: of the files.
-      num_shards: in this process.
-      partitioner: says the shard of a key, and the process.
-    """
-
-    rows: Any
+    rows: Any  # the `HashTable`
     layout: Layout
-    num_shards: int = 1
-    partitioner: Partitioner = default_partition_fn
+    num_shards: int = 1  # in this process
+    partitioner: Partitioner = default_partition_fn  # maps keys to shards, and to processes
 
     def owners(self, keys: Any, number: int) -> np.ndarray:
-        """Returns the shard, or process, of each key (n,), of `number` of them."""
+        """Returns the shard or process of each key (n,), out of `number`."""
         keys = tf.convert_to_tensor(keys, self.rows.key_dtype)
         return np.asarray(partitioned(self.partitioner, keys, number))
 
     def tensor(self, rows: np.ndarray) -> tf.Tensor:
-        """Returns rows, as they are in a file, as a tensor."""
+        """Converts rows from a file to a tensor."""
         if self.layout.value_dtype == "bfloat16":
             rows = rows.view(tf.bfloat16.as_numpy_dtype)
         return tf.constant(rows)
 
 
 def rows_of(holder: Any) -> Any:
-    """Returns the `HashTable` of a `Variable`, or one that is by itself."""
+    """Returns the `HashTable` of a `Variable`, or the table itself."""
     return holder.rows if getattr(holder, "is_dynamic_embedding", False) else holder
 
 
 def source_of(holder: Any) -> Source:
-    """Returns what the files of a `Variable`, or of a `HashTable` by itself, are of.
+    """Returns the `Source` of a `Variable` or a `HashTable`.
 
-    Raises:
-      ValueError: files cannot hold such keys or rows.
+    ValueError: files cannot hold such keys or rows.
     """
     rows = rows_of(holder)
     layout = make_layout(
@@ -94,7 +85,7 @@ def save(
     """Writes the shards of this process to files of keys and rows.
 
     Args:
-      only: the number of the one shard that is meant; None: all are.
+      only: number of a single shard; None: all.
     """
     source = source_of(holder)
     _check_ranks(source, size)
@@ -139,10 +130,10 @@ def load(
     buffer_size: int,
     only: int | None = None,
 ) -> Any:
-    """Reads files of keys and rows, those of this process: other keys go, states begin anew.
+    """Replaces the content by this process's files; optimizer states start fresh.
 
     Args:
-      only: the number of the one shard that takes its keys of them; None: all do.
+      only: number of a single shard to load; None: all.
     """
     ShardPlace(rank=rank, size=size).base("")  # checks the rank
     _check_ranks(source_of(holder), size)
@@ -161,7 +152,7 @@ def load(
                     f"{error} Where another number of processes has written them, call "
                     "load_from_file_system_with_restore_function()."
                 ) from error
-        # Files that a program names may be another variable's.
+        # Named files may belong to another variable.
         is_own = file_name_list is None
         shards = open_shards(folder, source.layout, file_name_list=bases, is_own=is_own)
         part = None if only is None else (source.num_shards, only)
@@ -189,7 +180,7 @@ def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: in
 
 
 def _check_ranks(source: Source, size: int) -> None:
-    """Raises ValueError where several processes would each save or load what all of them share."""
+    """Raises ValueError if several processes would save or load a table that they share."""
     if source.rows.is_shared and size > 1:
         raise ValueError(
             f"{source.layout.name!r} is one table of all processes: one of them saves and loads "
@@ -198,8 +189,8 @@ def _check_ranks(source: Source, size: int) -> None:
 
 
 def _chunks_of(source: Source) -> Callable[[], Iterable[Any]]:
-    """Returns what gives all keys and rows as tensors, a piece at a time."""
-    if source.rows.is_shared:  # another service has them, and no places of them
+    """Returns a function that yields all keys and rows as tensors, in chunks."""
+    if source.rows.is_shared:  # rows in a server have no index slots
         whole = source.rows.export()
         return lambda: [whole]
     return lambda: table_exports.export_chunks(source.rows, _SLOTS)
@@ -208,11 +199,7 @@ def _chunks_of(source: Source) -> Callable[[], Iterable[Any]]:
 def _pieces_of(
     source: Source, shard: int, chunks: Callable[[], Iterable[Any]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the keys and rows of a shard, in no order.
-
-    Args:
-      chunks: as of `_chunks_of`.
-    """
+    """Yields the keys and rows of a shard, in no order."""
     for keys, values, *_ in chunks():
         piece = keys.numpy(), values.numpy()
         if source.num_shards > 1:
@@ -228,11 +215,11 @@ def _replace(
     part: tuple[int, int] | None = None,
     only: int | None = None,
 ) -> None:
-    """Makes a table hold what files do, which were checked.
+    """Replaces the content of a table by that of checked files.
 
     Args:
-      part: (processes or shards, this one): only keys of this one; None: all.
-      only: the number of the one shard whose keys go first; None: all do.
+      part: (number of processes or shards, this one): only its keys; None: all.
+      only: number of a single shard to replace; None: all.
     """
     rows = source.rows
 
@@ -253,7 +240,7 @@ def _replace(
 
 
 def insert(source: Source, keys: np.ndarray, values: np.ndarray) -> None:
-    """Inserts keys and rows as they are in a file. It is no step of the table's epoch."""
+    """Inserts keys and rows from a file, without a step of the table's epoch."""
     rows, key_tensor = source.rows, tf.constant(keys)
     writes.insert_or_assign(
         rows, "insert", key_tensor, source.tensor(values), rows.scores_of(key_tensor)
@@ -267,13 +254,9 @@ def _call(
     dirpath_env: str | None,
     function: Callable[[Source, str], None],
 ) -> Any:
-    """Calls a function of what a holder has and of a folder.
+    """Calls a function with the source of a holder and a folder (string, path or string tensor).
 
-    Args:
-      dirpath: the folder, a text, a path or a string tensor.
-
-    Returns:
-      None in eager mode, the operation in a graph.
+    Returns None in eager mode, the operation in a graph.
     """
     folder = dirpath if tf.is_tensor(dirpath) else os.fspath(dirpath)
 
@@ -291,19 +274,18 @@ def file_call(
     texts: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType] = (),
 ) -> Any:
-    """Calls a function of a holder and of texts, at once or from a graph.
+    """Calls a function with a holder and scalar string tensors, at once or from a graph.
 
-    In a graph an error of a file becomes TensorFlow's InvalidArgumentError, with its text.
+    In a graph, file errors become TensorFlow's InvalidArgumentError with the same text.
 
     Args:
-      holder: a graph keeps a weak reference only.
-      what: does it, for errors.
+      holder: a graph keeps only a weak reference.
+      what: names the operation in errors.
       function: takes the holder and bytes.
-      texts: scalar string tensors.
-      dtypes: [tf.string] where the function gives a text.
+      dtypes: [tf.string] if the function returns a string.
 
     Returns:
-      A list of the text; without one None in eager mode and the operation in a graph.
+      A list with the string; otherwise None in eager mode, the operation in a graph.
     """
     reference, is_eager = weakref.ref(holder), tf.executing_eagerly()
 
@@ -313,7 +295,7 @@ def file_call(
         except (OSError, RuntimeError) as error:
             if is_eager:
                 raise
-            raise ValueError(str(error)) from error  # TensorFlow keeps its kind and text
+            raise ValueError(str(error)) from error  # TensorFlow keeps this type and text
         return () if result is None else (tf.constant(result),)
 
     handles = rows_of(holder).handles
@@ -333,15 +315,9 @@ def save_table(
     buffer_size: int = BUFFER_SIZE,
     name: str | None = None,
 ) -> Any:
-    """Writes all keys and rows of a table by itself, or of one shard of a variable.
+    """Writes all keys and rows of a table, or of one shard of a variable.
 
-    Args:
-      file_name: of the files, without their endings; None: that which a variable gives them.
-      dirpath: the folder, a string tensor too; it is made.
-      dirpath_env: an environment variable that names the folder in place of `dirpath`.
-      append_to_file: behind what the files hold.
-      buffer_size: keys that are written together.
-      name: not used.
+    Arguments as for `Variable.save_to_file_system`; `file_name` has no ending, None: as a variable.
     """
     names = None if file_name is None else [file_name]
     holder, only = table.saved_as
@@ -357,19 +333,15 @@ def load_table(
     buffer_size: int = BUFFER_SIZE,
     name: str | None = None,
 ) -> Any:
-    """Makes a table by itself hold what files do, or a shard those of the keys that are its own.
+    """Replaces the content of a table by that of files, or of a shard by its keys in them.
 
-    Other shards stay as they are.
+    Arguments as for `Variable.load_from_file_system`. Other shards stay as they are.
 
     Args:
-      dirpath: the folder, a string tensor too.
-      file_name: of the files, without their endings, which another table may have written; None:
-        that which a variable gives them.
-      dirpath_env: an environment variable that names the folder in place of `dirpath`.
-      load_entire_dir: all files of one save instead, whatever shards and processes wrote them: of
-        the table, or of the one that `file_name` is a shard of.
-      buffer_size: keys that are read together.
-      name: not used.
+      file_name: of the files, without endings, which another table may have written; None: the name
+        that a variable uses.
+      load_entire_dir: load all files of one save, of any shards and processes, of the table or the
+        table whose shard `file_name` names.
     """
     names = None if file_name is None else [file_name]
     holder, only = table.saved_as

@@ -1,4 +1,4 @@
-"""`HkvHashTable`: a table of bounded size, which evicts keys, in two tiers of memory."""
+"""`HkvHashTable`: a bounded table that evicts keys, with two memory tiers."""
 
 import threading
 from collections.abc import Callable
@@ -18,11 +18,10 @@ from sok_lite.engine.table.hkv_options import MAX_CAPACITY, STRATEGIES
 
 
 class HkvEvictStrategy(IntEnum):
-    """By what keys are evicted from a full table: the lowest score first.
+    """How a full table evicts keys: the lowest score first.
 
-    The score is the number of the lookup or write that last saw the key (LRU), how often it was
-    seen (LFU), either after an epoch (EPOCHLRU, EPOCHLFU), or one that the program gives
-    (CUSTOMIZED).
+    The score is the number of the last lookup or write that saw the key (LRU), its frequency (LFU),
+    either of them after an epoch (EPOCHLRU, EPOCHLFU), or given by the program (CUSTOMIZED).
     """
 
     LRU = 0
@@ -34,26 +33,21 @@ class HkvEvictStrategy(IntEnum):
 
 @unconverted
 class HkvHashTable(HashTable):
-    """A table that evicts keys once it has `max_capacity` of them.
+    """A table that evicts keys beyond `max_capacity`.
 
-    Rows beyond `max_hbm_for_values` lie in the host's memory. A lookup of a program does
-    not count its keys as seen, for it changes nothing: writes and training do.
+    Rows beyond `max_hbm_for_values` lie in host memory. Lookups by the program do not count as
+    seen, because they change nothing: writes and training do. Further arguments as for
+    `CuckooHashTable`.
 
     Args:
-      key_dtype: tf.int64, tf.int32 or tf.string.
-      value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
-      default_value: the row of a missing key, (dim,) numbers, as many as a row has.
-      name: of the table; it also seeds random initial values.
-      checkpoint: whether checkpoints have it.
-      init_capacity: keys to begin with. TFRA begins with 1,048,576; this table grows.
-      max_capacity: keys to grow to, rounded up to a power of two; then keys are evicted. The
-        default is 2**31, so that none is unless it is asked for; TFRA's is 1,048,576.
-      max_hbm_for_values: bytes of rows in the GPU's memory.
+      init_capacity: initial number of keys. TFRA starts with 1,048,576; this table grows.
+      max_capacity: keys before eviction, rounded up to a power of two. The default 2**31 evicts
+        none; TFRA's is 1,048,576.
+      max_hbm_for_values: bytes of rows in GPU memory.
       config, device, shard_saveable_object_fn, reserved_key_start_bit: not used.
       evict_strategy: a `HkvEvictStrategy`.
-      step_per_epoch: writes and training steps of an epoch, of EPOCHLRU and EPOCHLFU; 0: the
-        epoch stays.
-      gen_scores_fn: takes keys (n,) and gives integer scores (n,), of CUSTOMIZED.
+      step_per_epoch: writes and training steps per epoch, for EPOCHLRU and EPOCHLFU; 0: one epoch.
+      gen_scores_fn: maps keys (n,) to integer scores (n,), for CUSTOMIZED.
 
     Raises:
       ValueError: an option out of range, or CUSTOMIZED without `gen_scores_fn`.
@@ -103,11 +97,11 @@ class HkvHashTable(HashTable):
         self._step_per_epoch = step_per_epoch if is_by_epoch else 0
         self._steps, self._counting = 0, threading.Lock()
         super().__init__(key_dtype, value_dtype, default_value, name, checkpoint, options)
-        # Lookups of this API do not count a key as seen, training does.
+        # Lookups of this API do not mark a key as seen; training does.
         self.table.sees_updates = True
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Does what `HashTable.insert` does, and counts a step of the epoch."""
+        """As `HashTable.insert`; also counts a step of the epoch."""
         done = super().insert(keys, values)
         if not self._step_per_epoch:
             return done
@@ -121,10 +115,9 @@ class HkvHashTable(HashTable):
         return done if after is None else after
 
     def after_update(self, keys: tf.Tensor) -> Any:
-        """Sets the scores of keys (n,) that were trained, and counts a step of the epoch.
+        """Sets the scores of trained keys (n,), and counts a step of the epoch.
 
-        Returns:
-          None in eager mode or where there is nothing to do, the operation in a graph.
+        Returns the operation in a graph if there is something to do, else None.
         """
         done = None
         if self._gen_scores is not None:
@@ -134,25 +127,14 @@ class HkvHashTable(HashTable):
     def export_keys_and_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,) and their scores (n,) int64.
-
-        Args:
-          split_size: keys that are looked at together; at least 1.
-
-        Raises:
-          ValueError: `split_size` is no integer above 0.
-        """
+        """Returns all keys (n,) and scores (n,) int64, reading `split_size` (>= 1) at a time."""
         keys, _, scores = self.export_with_scores(split_size)
         return keys, scores
 
     def export_with_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,), their rows (n, dim) and scores (n,) int64.
-
-        Raises:
-          ValueError: `split_size` is no integer above 0.
-        """
+        """Returns all keys (n,), rows (n, dim) and scores (n,) int64, `split_size` at a time."""
         if not is_integer(split_size) or split_size < 1:
             raise ValueError(
                 f"`split_size` must be an integer above 0. Received: split_size={split_size!r}."
@@ -175,7 +157,7 @@ class HkvHashTable(HashTable):
 
 
 def _capacity(count: int) -> int:
-    """Returns a number of keys as a capacity: a power of two that the table can have."""
+    """Rounds up to a power of two that the table supports."""
     if not is_integer(count) or count < 0:
         raise ValueError(f"A capacity must be an integer from 0 on. Received: {count!r}.")
     return min(MAX_CAPACITY, max(LINE, 1 << max(0, int(count) - 1).bit_length()))

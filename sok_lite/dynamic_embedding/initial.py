@@ -1,4 +1,4 @@
-"""Initial values of rows: the argument `initializer`, as the engine takes it."""
+"""Converts the argument `initializer` to an initializer of the engine."""
 
 import numbers
 from typing import Any
@@ -9,7 +9,7 @@ import tensorflow as tf
 from sok_lite.dynamic_embedding.arguments import DtypeError
 from sok_lite.engine.initializer_spec import make_initializer, warn_of_fans
 
-# What a warning says of TFRA is of a lookup of so many keys.
+# The warning describes what TFRA would draw for this many keys.
 _SOME_KEYS = 1024
 _IN_TFRA = f"TFRA counts the keys of each lookup as fan_in: with {_SOME_KEYS}"
 
@@ -23,24 +23,19 @@ def initial_value(
 ) -> Any:
     """Returns an initializer of the engine.
 
-    The value is a function of the key: it depends neither on the batch nor on its place there.
+    The value depends only on the key, not on the batch or the position in it.
 
     Args:
-      initializer: None (zeros), a number, an array or tensor of one number or of `dim`, of which
-        rows of integers have what is before the point, an
-        initializer of Keras 3, tf_keras or TensorFlow, or a function that gives one of these when
-        it is called with `shape=[dim]`, or with nothing.
-      dim: elements of a row.
-      dtype: of the rows.
-      row_shape: (fan_in, fan_out) for initializers that count with them, Glorot and the like. None:
-        a row is a vector, as Keras counts one, fan_in = fan_out = dim, and a warning says what TFRA
-        would draw.
-      name: of the variable, for the warning.
+      initializer: None (zeros); a number, or an array or tensor of one number or `dim` numbers,
+        truncated for integer rows; an initializer of Keras 3, tf_keras or TensorFlow; or a function
+        that returns one of these, called with `shape=[dim]` or without arguments.
+      row_shape: (fan_in, fan_out) for Glorot and the like. None: as Keras does for a vector, fan_in
+        = fan_out = dim, with a warning on what TFRA would draw.
 
     Raises:
-      DtypeError: a text, or something else altogether.
-      ValueError: an array of another length, an initializer that needs a whole matrix, or a
-        `row_shape` that is not two numbers above 0.
+      DtypeError: a string, or another type.
+      ValueError: an array of another length, an initializer that needs a matrix, or an invalid
+        `row_shape`.
     """
     for _ in range(4):
         if initializer is None:
@@ -85,11 +80,7 @@ def initial_value(
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """Returns numbers as an array; those of a tensor must be known now.
-
-    Raises:
-      ValueError: they are not.
-    """
+    """Converts numbers to an array. ValueError: a tensor without a static value."""
     if not tf.is_tensor(tensor):
         return np.asarray(tensor)
     with tf.init_scope():

@@ -1,11 +1,11 @@
-"""`embedding_lookup` and its kin: rows of keys, with gradients of the variable's trainable.
+"""`embedding_lookup` and its variants: rows of keys, with gradients of a trainable.
 
-Lookups never insert. What they give has a gradient of the trainable that the name stands for: in
-eager mode and tf.functions the variable's `ShadowVariable` of that name, which is made once; in a
-graph of TF1 a new `TrainableWrapper`. A repeated key has the sum of its gradients.
+Lookups never insert. The gradient belongs to the trainable of the given name: in eager mode and
+tf.functions the variable's `ShadowVariable` of that name, made once; in a TF1 graph a new
+`TrainableWrapper`. Gradients of a repeated key are summed.
 
-In place of a variable each takes a trainable, which the gradients then are of, or an `HvdVariable`,
-whose lookups are of all ranks: every rank must then call it.
+Instead of a variable each function takes a trainable, or an `HvdVariable`, which looks up on all
+ranks: every rank must then call it.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import ShadowVariable, TrainableWrapper, clipped
 
-# What TFRA adds to the name of a sparse lookup to have that of its trainable.
+# Suffix of TFRA from a sparse lookup's name to its trainable's.
 _LOOKUP = "embedding_lookup"
 
 
@@ -51,16 +51,16 @@ def embedding_lookup(
       params: a `Variable`, trainable or `HvdVariable`, or a list of one.
       ids: keys of any shape, of the variable's key dtype.
       partition_strategy, validate_indices: not used.
-      name: of the trainable; needed in eager mode for a `Variable`.
-      max_norm: rows are clipped to this norm where they are read; None: they are not.
-      return_trainable: whether to return the trainable as well.
+      name: of the trainable; required in eager mode for a `Variable`.
+      max_norm: clip rows to this norm when read; None: do not clip.
+      return_trainable: whether to also return the trainable.
 
     Returns:
       ids.shape + [dim]; with `return_trainable` (rows, trainable).
 
     Raises:
       ValueError: several params, or no name in eager mode.
-      TypeError: `params` is none of these, or `ids` have another dtype.
+      TypeError: `params` of another type, or `ids` of another dtype.
       NotImplementedError: `return_trainable` in a tf.function: use `get_trainable_by_name`.
     """
     return _looked_up(params, ids, name, "embedding_lookup", max_norm, return_trainable)
@@ -76,22 +76,7 @@ def embedding_lookup_unique(
     max_norm: float | None = None,
     return_trainable: bool = False,
 ) -> Any:
-    """Does what `embedding_lookup` does: repeated keys are deduplicated where that is cheapest.
-
-    Args:
-      params: a `Variable`, trainable or `HvdVariable`, or a list of one.
-      ids: keys of any shape, of the variable's key dtype.
-      partition_strategy, validate_indices: not used.
-      name: of the trainable; needed in eager mode for a `Variable`.
-      max_norm: rows are clipped to this norm where they are read; None: they are not.
-      return_trainable: whether to return the trainable as well.
-
-    Returns:
-      ids.shape + [dim]; with `return_trainable` (rows, trainable).
-
-    Raises:
-      ValueError, TypeError, NotImplementedError: where `embedding_lookup` raises them.
-    """
+    """Does the same as `embedding_lookup`, which deduplicates keys where that is cheapest."""
     return _looked_up(params, ids, name, "embedding_lookup_unique", max_norm, return_trainable)
 
 
@@ -106,26 +91,24 @@ def embedding_lookup_sparse(
     max_norm: float | None = None,
     return_trainable: bool = False,
 ) -> Any:
-    """Returns the rows of keys, combined row by row of a sparse matrix.
+    """Returns the rows of keys, combined per row of a sparse matrix.
+
+    Other arguments and errors as for `embedding_lookup`.
 
     Args:
-      params: a `Variable`, trainable or `HvdVariable`, or a list of one.
-      sp_ids: a SparseTensor or RaggedTensor (batch, ...) of keys, of rank 2 or above: all keys of
-        one index in the first dimension are combined.
-      sp_weights: weights in the same form and with rows of the same lengths; None: all are 1.
-      partition_strategy: not used.
-      name: of the trainable, which is known by `<name>/embedding_lookup` as well.
+      sp_ids: keys as a SparseTensor or RaggedTensor (batch, ...) of rank >= 2: all keys of one
+        index in the first dimension are combined.
+      sp_weights: weights in the same form and row lengths; None: all 1.
+      name: of the trainable, also known as `<name>/embedding_lookup`.
       combiner: "mean" (also None), "sqrtn" or "sum".
-      max_norm: rows are clipped to this norm before they are combined.
-      return_trainable: whether to return the trainable as well.
+      max_norm: clip rows to this norm before combining.
 
     Returns:
-      (batch, dim) of the variable's value dtype, of float16 and bfloat16 values float32; zeros for
+      (batch, dim) of the variable's value dtype, float32 for float16 and bfloat16 values; zeros for
       a row without keys. With `return_trainable` (rows, trainable).
 
     Raises:
-      ValueError: another combiner, or several params.
-      TypeError: ids or weights of another kind or dtype.
+      ValueError: another combiner. TypeError: ids or weights of another type or dtype.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sp_ids, sp_weights)
@@ -148,29 +131,17 @@ def safe_embedding_lookup_sparse(
     max_norm: float | None = None,
     return_trainable: bool = False,
 ) -> Any:
-    """Does what `embedding_lookup_sparse` does, for any rank, bad weights and empty rows.
+    """As `embedding_lookup_sparse`, for any rank, invalid weights and empty rows.
 
-    Keys whose weight is not above 0 are left out, but of "sum". Any key is good, negative ones too.
+    Keys with weights <= 0 are left out, except for "sum". Any key is valid, even negative. Other
+    arguments and errors as there.
 
     Args:
-      embedding_weights: a `Variable`, trainable or `HvdVariable`, or a list of one.
-      sparse_ids: a SparseTensor or RaggedTensor of rank 2 and above; its last dimension is
-        combined.
-      sparse_weights: weights in the same form; None: all are 1.
-      combiner: "mean" (also None), "sqrtn" or "sum".
-      default_id: the key that an empty row has; None: an empty row is zeros, and no key is looked
-        up for it.
-      name: of the trainable, which is known by `<name>/embedding_lookup` as well.
-      partition_strategy: not used.
-      max_norm: rows are clipped to this norm before they are combined.
-      return_trainable: whether to return the trainable as well.
+      sparse_ids: a SparseTensor or RaggedTensor of rank >= 2; its last dimension is combined.
+      default_id: the key of an empty row; None: an empty row returns zeros without a lookup.
 
     Returns:
-      sparse_ids.shape[:-1] + [dim], ragged where that is.
-
-    Raises:
-      ValueError: another combiner, several params, or a SparseTensor of rank 1.
-      TypeError: ids or weights of another kind or dtype.
+      sparse_ids.shape[:-1] + [dim], ragged where the ids are.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sparse_ids, sparse_weights)
@@ -191,7 +162,7 @@ def _looked_up(
     max_norm: float | None,
     return_trainable: bool,
 ) -> Any:
-    """Does what `embedding_lookup` does, under a default name of its own."""
+    """As `embedding_lookup`, with its own default name."""
     table = _table_of(params, ids, [name or default_name], return_trainable, name is not None)
     rows = clipped(table.lookup(ids), max_norm)
     return (rows, _trainable_of(table)) if return_trainable else rows
@@ -201,23 +172,23 @@ def _looked_up(
 
 
 class HvdVariable:
-    """A variable of which each rank has the keys that it owns, and any rank may ask for all.
+    """A variable sharded over ranks: each owns some keys, and any rank may look up all of them.
 
-    The variable's partitioner says which rank owns a key. A lookup is one exchange of keys and
-    rows; its gradient, summed over all ranks, is of the keys that this rank owns. Every rank must
-    make one, and must call each lookup and gradient. It inserts nothing.
+    The variable's partitioner assigns keys to ranks. A lookup is one exchange of keys and rows;
+    gradients are summed over ranks and go to the owner rank. Every rank must make the object, and
+    call each lookup and gradient. It inserts nothing.
 
     Args:
       name: of the variable.
-      shadow: what is trained, on each rank its own.
+      shadow: this rank's trainable.
       embedding_size: elements of a row.
-      with_unique, with_secondary_unique: accepted: keys are deduplicated before they travel and
-        where they arrive, with them and without.
-      mpi_size: the number of ranks, which is known; None: not checked.
+      with_unique, with_secondary_unique: no effect: keys are always deduplicated before and after
+        the exchange.
+      mpi_size: expected number of ranks; None: not checked.
 
     Raises:
-      ValueError: the ranks cannot be connected, or `mpi_size` is another number.
-      TypeError: several ranks, and keys are texts or rows no float32.
+      ValueError: the ranks cannot be connected, or `mpi_size` differs.
+      TypeError: string keys or non-float32 rows on several ranks.
     """
 
     def __init__(
@@ -255,8 +226,7 @@ class HvdVariable:
           ids.shape + [embedding_size], ragged as `ids` are.
 
         Raises:
-          NotImplementedError: `ids` is a SparseTensor.
-          ValueError: keys of another dtype. (It is a TypeError as well.)
+          NotImplementedError: a SparseTensor. ValueError, also a TypeError: keys of another dtype.
         """
         if isinstance(ids, tf.SparseTensor):
             raise NotImplementedError(
@@ -283,7 +253,7 @@ class HvdVariable:
 
 
 def _only(params: Any) -> tuple[Any, Any]:
-    """Returns what is in `params`, and the variable that it is or is of."""
+    """Returns the element of `params`, and its variable."""
     if isinstance(params, (list, tuple)):
         if len(params) != 1:
             raise ValueError(f"Only one params is allowed. Received: {len(params)}.")
@@ -305,11 +275,11 @@ def _trainable_of(table: TrainableWrapper | HvdVariable) -> TrainableWrapper:
 def _table_of(
     params: Any, ids: Any, names: Sequence[str], return_trainable: bool, is_named: bool = True
 ) -> TrainableWrapper | HvdVariable:
-    """Returns the trainable or HvdVariable to look keys up in, which has the gradients.
+    """Returns the trainable or HvdVariable to look up in, which receives the gradients.
 
     Args:
       names: of the trainable; it is known by any of them.
-      is_named: whether the program has given a name.
+      is_named: whether the program named it.
     """
     params, variable = _only(params)
     dtype = getattr(ids, "dtype", variable.key_dtype)
@@ -347,7 +317,7 @@ def _combine(
     combiner: str,
     max_norm: float | None,
 ) -> tf.Tensor:
-    """Returns the rows of keys combined, (batch, dim)."""
+    """Returns combined rows (batch, dim)."""
     trainable = _trainable_of(table)
     params = trainable.params
     is_inference = not trainable.trainable or get_model_mode() == ModelMode.INFERENCE

@@ -1,4 +1,4 @@
-"""The operations on sparse tensors that TFRA has, by TensorFlow's own."""
+"""TFRA's operations on sparse tensors, by TensorFlow's own."""
 
 from typing import Any
 
@@ -10,20 +10,19 @@ __all__ = ["sparse_fill_empty_rows", "sparse_reshape", "sparse_segment_sum"]
 def sparse_segment_sum(
     data: Any, indices: Any, segment_ids: Any, name: str | None = None, num_segments: Any = None
 ) -> tf.Tensor:
-    """Sums the named rows of each segment, as `tf.sparse.segment_sum` does.
+    """Sums the given rows of each segment, as `tf.sparse.segment_sum` does.
 
     Args:
-      data: (n, ...) of numbers.
+      data: (n, ...) numbers.
       indices: (m,) int32 or int64, rows of `data`.
-      segment_ids: (m,) int32 or int64, sorted, not negative; of one row of the result each.
-      name: of the operation.
-      num_segments: rows of the result; None: as many as `segment_ids` ask for.
+      segment_ids: (m,) int32 or int64, sorted and >= 0: the output row of each.
+      num_segments: number of output rows; None: derived from `segment_ids`.
 
     Returns:
-      (num_segments, ...), 0 where a segment has no row.
+      (num_segments, ...), 0 for a segment without rows.
 
     Raises:
-      tf.errors.InvalidArgumentError: a row that `data` does not have, or segments out of order.
+      tf.errors.InvalidArgumentError: an index out of range, or unsorted segments.
     """
     return tf.sparse.segment_sum(data, indices, segment_ids, num_segments, name)
 
@@ -31,32 +30,18 @@ def sparse_segment_sum(
 def sparse_fill_empty_rows(
     sp_input: tf.SparseTensor, default_value: Any, name: str | None = None
 ) -> tuple[tf.SparseTensor, tf.Tensor]:
-    """Puts one value into each empty row, as `tf.sparse.fill_empty_rows` does.
+    """Fills each empty row of a SparseTensor (rows, columns) with a scalar.
 
-    Args:
-      sp_input: a (rows, columns) sparse tensor.
-      default_value: a scalar of its type.
-      name: of the operation.
-
-    Returns:
-      (the filled sparse tensor, in the order of its indices; (rows,) bool, whether it was empty).
-
-    Raises:
-      TypeError: `sp_input` is no SparseTensor.
+    As `tf.sparse.fill_empty_rows`. Returns (the filled sparse tensor, ordered by index; (rows,)
+    bool, whether a row was empty). TypeError: `sp_input` is no SparseTensor.
     """
     return tf.sparse.fill_empty_rows(sp_input, default_value, name)
 
 
 def sparse_reshape(sp_input: tf.SparseTensor, shape: Any, name: str | None = None) -> Any:
-    """Returns a sparse tensor in another shape, as `tf.sparse.reshape` does.
-
-    Args:
-      sp_input: a sparse tensor.
-      shape: of the result, as many elements; one -1 is worked out.
-      name: of the operation.
+    """Reshapes a SparseTensor, as `tf.sparse.reshape` does; one -1 in the shape is inferred.
 
     Raises:
-      TypeError: `sp_input` is no SparseTensor.
-      ValueError: `shape` has another number of elements, or more than one -1.
+      TypeError: `sp_input` is no SparseTensor. ValueError: the shape does not match its size.
     """
     return tf.sparse.reshape(sp_input, shape, name)

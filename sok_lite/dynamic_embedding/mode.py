@@ -2,10 +2,10 @@
 
 
 class ModelMode:
-    """The mode of the process, and the names of both.
+    """The mode of the process, and the names of both modes.
 
     Attributes:
-      CURRENT_SETTING: the mode that holds.
+      CURRENT_SETTING: the current mode.
     """
 
     TRAIN = "train"
@@ -14,17 +14,17 @@ class ModelMode:
 
 
 def enable_train_mode() -> None:
-    """Has lookups be differentiable, as they are to begin with.
+    """Makes lookups differentiable, which is the default.
 
-    What holds is the mode when a lookup is called: a tf.function keeps that of its tracing.
+    A lookup uses the mode at its call: a tf.function keeps that of its tracing.
     """
     ModelMode.CURRENT_SETTING = ModelMode.TRAIN
 
 
 def enable_inference_mode() -> None:
-    """Has lookups read rows alone, without a gradient.
+    """Makes lookups only read rows, without a gradient.
 
-    What holds is the mode when a lookup is called: a tf.function keeps that of its tracing.
+    A lookup uses the mode at its call: a tf.function keeps that of its tracing.
     """
     ModelMode.CURRENT_SETTING = ModelMode.INFERENCE
 

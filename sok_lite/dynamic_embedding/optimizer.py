@@ -1,4 +1,4 @@
-"""`DynamicEmbeddingOptimizer`: has an optimizer train dynamic embeddings as well."""
+"""`DynamicEmbeddingOptimizer`: makes an optimizer train dynamic embeddings too."""
 
 from types import MethodType
 from typing import Any
@@ -18,35 +18,34 @@ from sok_lite.dynamic_embedding.trainable import API, TrainableWrapper
 def DynamicEmbeddingOptimizer(
     self: Any, bp_v2: bool = False, synchronous: bool = False, **kwargs: Any
 ) -> Any:
-    """Has an optimizer train dynamic embeddings together with dense variables.
+    """Makes an optimizer train dynamic embeddings together with dense variables.
 
-    The optimizer takes its step on the rows that have a gradient and inserts those that are new;
-    docs/optimizers.md says how each does. States begin with a row and go with it. Where the
-    variable has a restrict policy, it is told of the keys.
+    Its step updates the rows that have a gradient and inserts new ones; docs/optimizers.md
+    describes each optimizer. States start and end with their row. A variable's restrict policy is
+    notified of the keys.
 
     Args:
       self: an optimizer of Keras 3, tf_keras (new or legacy) or tf.compat.v1.train.
-      bp_v2: accepted: an update changes rows as they are at the time, in one piece, with it and
-        without.
-      synchronous: sums the gradients of dense variables over all ranks before the step. Those of
-        dynamic embeddings stay as they are. Every rank must then take every step.
+      bp_v2: no effect: an update always changes the current row, atomically.
+      synchronous: sum gradients of dense variables over all ranks before the step; those of dynamic
+        embeddings are unchanged. Every rank must then take every step.
       **kwargs: not used.
 
     Returns:
-      The same object. Where Keras 3 has no `minimize` it has one. Where it has a `get_slot`, that
-      gives the states of a trainable as well. Models of Keras that are compiled with it train the
-      tables of their layers, and so do those that `load_model` gives of them.
+      The same object. Keras 3's gains `minimize`. `get_slot`, where it exists, also returns states
+      of trainables. Keras models compiled with it train the tables of their layers, also after
+      `load_model`.
 
     Raises:
-      TypeError: it is no optimizer.
-      ValueError: `synchronous` where several ranks were launched that nothing connects.
-      NotImplementedError: an optimizer whose step means nothing for rows; see docs/optimizers.md.
+      TypeError: not an optimizer.
+      ValueError: `synchronous`, but several launched ranks are not connected.
+      NotImplementedError: an optimizer whose step has no meaning for rows; see docs/optimizers.md.
     """
     family = family_of(self)
     if synchronous:
         communicator("`synchronous=True`")
     train_for(API, self, synchronous=synchronous)
-    attributes = vars(self)  # what is set, Keras and TensorFlow would track
+    attributes = vars(self)  # Keras and TensorFlow would track attributes that are set
     attributes.pop(OVER_RANKS, None)
     if synchronous:
         attributes[OVER_RANKS] = "sum"
@@ -60,10 +59,10 @@ def DynamicEmbeddingOptimizer(
 know_api(API, DynamicEmbeddingOptimizer)
 
 
-# A checkpoint of the optimizer asks as well, and is told of no states: bridge/optimizers/slots.py
-# knows it by the frames, so that no other may lie in between, such as one of AutoGraph's.
+# An optimizer's checkpoint also calls it, and is told of no states: bridge/optimizers/slots.py
+# recognizes it by the frames, so no other may lie between, such as AutoGraph's.
 def get_slot(self: Any, var: Any, name: str) -> Any:
-    """Returns a slot of a variable; of a trainable the state of its variable's rows.
+    """Returns a slot of a variable; for a trainable the state of its variable's rows.
 
     Args:
       self: the optimizer.
@@ -71,8 +70,8 @@ def get_slot(self: Any, var: Any, name: str) -> Any:
       name: of the slot, such as "m"; `get_slot_names` lists them.
 
     Returns:
-      Of a trainable a `SlotTrainable`. Where there is no such slot, or none yet, an optimizer of
-      TF1 gives None, and a legacy one of tf_keras raises KeyError.
+      A `SlotTrainable` for a trainable. Without such a slot a TF1 optimizer returns None, and a
+      legacy tf_keras one raises KeyError.
     """
     is_ours = isinstance(var, TrainableWrapper)
     slot = type(self).get_slot(self, var.params.rows if is_ours else var, name)
@@ -84,12 +83,12 @@ def get_slot(self: Any, var: Any, name: str) -> Any:
 def _minimize(
     self: Any, loss: Any, var_list: Any = None, tape: tf.GradientTape | None = None
 ) -> Any:
-    """Updates variables so that a loss falls, with an optimizer of Keras 3.
+    """Minimizes a loss with an optimizer of Keras 3.
 
     Args:
-      loss: a function of nothing, or a tensor that `tape` has recorded.
-      var_list: variables and trainables, or a function that gives them.
-      tape: has recorded, or is to record, the loss.
+      loss: a function without arguments, or a tensor recorded by `tape`.
+      var_list: variables and trainables, or a function that returns them.
+      tape: has recorded, or will record, the loss.
     """
     pairs = gradients_of(self, KERAS3, loss, var_list, tape)
     check_any(pairs)

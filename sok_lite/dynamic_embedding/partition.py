@@ -1,4 +1,4 @@
-"""Which shard of a variable a key is of: partitioners, and what they give."""
+"""Partitioners: which shard of a variable owns a key."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +14,9 @@ Partitioner = Callable[[tf.Tensor, int], tf.Tensor]
 
 
 def default_partition_fn(keys: tf.Tensor, shard_num: int) -> tf.Tensor:
-    """Returns key mod shards, of string keys the hash of TensorFlow's buckets; (n,) int32.
+    """Returns key mod shards, or TensorFlow's hash bucket of a string key; (n,) int32.
 
-    The same in every build of TensorFlow, and never negative. The rule that ranks share a table by.
+    It is the same in every build of TensorFlow, never negative, and also assigns keys to ranks.
 
     Args:
       keys: (n,) of any key dtype.
@@ -30,14 +30,10 @@ def default_partition_fn(keys: tf.Tensor, shard_num: int) -> tf.Tensor:
 
 
 def partitioned(partitioner: Partitioner, keys: tf.Tensor, shard_num: int) -> tf.Tensor:
-    """Returns the shard of each key, (n,) int32, checked.
+    """Returns the checked shard of each key (n,), int32.
 
-    Args:
-      keys: (n,).
-
-    Raises:
-      PartitionError: it is no int32 tensor of the keys' shape, or a number is out of range; in a
-        graph TensorFlow's InvalidArgumentError for the latter.
+    PartitionError: not an int32 tensor of the keys' shape, or a number out of range; in a graph
+    TensorFlow's InvalidArgumentError for the latter.
     """
     shards = tf.convert_to_tensor(partitioner(keys, shard_num))
     if shards.dtype != tf.int32 or not shards.shape.is_compatible_with(keys.shape):
@@ -62,9 +58,9 @@ def partitioned(partitioner: Partitioner, keys: tf.Tensor, shard_num: int) -> tf
 
 
 def owner_rule(partitioner: Partitioner, key_dtype: KeyDtype) -> OwnerRule:
-    """Returns which rank owns a key of a table that ranks look up together.
+    """Returns the rule for owner ranks of a table that ranks look up together.
 
-    A rank may have any key beside: tables belong to their rank until they are looked up together.
+    A rank may hold other keys too: tables are rank-local until they are looked up together.
     """
     if partitioner is default_partition_fn:
         return AlsoLocal(MOD)

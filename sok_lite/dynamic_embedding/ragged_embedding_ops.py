@@ -1,4 +1,4 @@
-"""Sparse lookups of ragged keys, by the names that TFRA has for them alone."""
+"""TFRA's names for sparse lookups of ragged keys."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ def embedding_lookup_sparse(
     name: str | None = "embedding_lookup_sparse",
     combiner: str | None = "mean",
 ) -> Any:
-    """Returns the rows of ragged keys combined, (batch, dim); zeros for a row without keys.
+    """Returns the combined rows of ragged keys, (batch, dim); zeros for a row without keys.
 
-    The arguments are those of `embedding_lookup_sparse`.
+    Arguments as for `de.embedding_lookup_sparse`.
     """
     return lookups.embedding_lookup_sparse(params, sp_ids, sp_weights, name=name, combiner=combiner)
 
@@ -29,9 +29,9 @@ def safe_embedding_lookup_sparse(
     default_id: Any = None,
     name: str | None = "safe_embedding_lookup_sparse",
 ) -> Any:
-    """Returns the rows of ragged keys combined; a row without keys has `default_id`, or zeros.
+    """Returns the combined rows of ragged keys; a row without keys gets `default_id`, or zeros.
 
-    The arguments are those of `safe_embedding_lookup_sparse`.
+    Arguments as for `de.safe_embedding_lookup_sparse`.
     """
     return lookups.safe_embedding_lookup_sparse(
         embedding_weights, sparse_ids, sparse_weights, combiner, default_id, name

@@ -1,4 +1,4 @@
-"""The ranks of the job, connected where a program of TFRA has called no more than `hvd.init()`."""
+"""The ranks of the job, connected on demand: a TFRA program calls only `hvd.init()`."""
 
 import json
 import os
@@ -12,15 +12,10 @@ from sok_lite.comm.launch import launched_ranks
 
 
 def communicator(what: str) -> Communicator:
-    """Returns the communicator of the job; connects the ranks where nobody has. All must call it.
+    """Returns the job's communicator, connecting the ranks if needed. Every rank must call it.
 
-    Horovod connects them where it was initialized or `horovodrun` started them, else MPI.
-
-    Args:
-      what: needs it, for errors.
-
-    Raises:
-      ValueError: several ranks were launched, and they cannot be connected.
+    Horovod connects them if it was initialized or `horovodrun` started them, otherwise MPI.
+    ValueError: several ranks were launched that cannot be connected; it names `what`.
     """
     try:
         return job.communicator()
@@ -36,7 +31,7 @@ def communicator(what: str) -> Communicator:
 
 
 def are_several() -> bool:
-    """Whether there are several ranks that are connected, or that Horovod can connect."""
+    """Whether several ranks are connected, or Horovod can connect them."""
     if job.other_ranks() is not None:
         return True
     hvd = sys.modules.get("horovod.tensorflow")
@@ -44,16 +39,11 @@ def are_several() -> bool:
 
 
 def refuse_parameter_servers(name: str, devices: Iterable[str]) -> None:
-    """Raises where the shards of a table were to be shared by workers of TensorFlow's own cluster.
+    """Raises if workers of a TensorFlow cluster were to share the shards of a table.
 
-    Each worker would have a table of its own, and train it on its part of the data alone.
-
-    Args:
-      name: of the table.
-      devices: of its shards; those of a job have it in their name, as in "/job:ps/task:0".
-
-    Raises:
-      NotImplementedError: they name a job, and by TF_CONFIG there are several workers.
+    Each worker would have its own table, trained on its part of the data only. A job's device has
+    its name, as "/job:ps/task:0". NotImplementedError: a device names a job, and TF_CONFIG lists
+    several workers.
     """
     remote = [device for device in devices if re.search(r"/job:(?!localhost\b)", device)]
     if remote and (count := _num_workers()) > 1:
@@ -66,9 +56,9 @@ def refuse_parameter_servers(name: str, devices: Iterable[str]) -> None:
 
 
 def _num_workers() -> int:
-    """Returns how many processes of TensorFlow's cluster train, by TF_CONFIG; 0: it has none."""
+    """Returns the number of training processes in TF_CONFIG; 0 without a cluster."""
     try:
         cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
         return sum(len(cluster.get(job, ())) for job in ("chief", "master", "worker"))
     except (ValueError, TypeError, AttributeError):
-        return 0  # TensorFlow says what is wrong with it
+        return 0  # TensorFlow reports what is wrong with it

@@ -1,20 +1,20 @@
-"""How to reach a Redis: TFRA's settings, the file that they are in, and a client made from them.
+"""Redis connections: TFRA's settings, their file, and a client made from them.
 
-Of the 31 settings these mean something here:
+These of the 31 settings have an effect:
 
-    redis_connection_mode         0 a cluster, 1 a master that sentinels know, 2 one server
-    redis_master_name             that the sentinels know it by
+    redis_connection_mode         0: a cluster, 1: a master behind sentinels, 2: one server
+    redis_master_name             the master's name at the sentinels
     redis_host_ip, _host_port     lists: nodes of the cluster, sentinels, or servers to try in turn
-    redis_user, _password, _db    an empty password: none is asked for
+    redis_user, _password, _db    an empty password: none is needed
     redis_connect_keep_alive, _connect_timeout, _socket_timeout       of a connection; milliseconds
-    redis_conn_pool_size, _wait_timeout       connections of a process, wait for one; one server
-    redis_sentinel_user, _password, _connect_timeout, _socket_timeout  the same of a sentinel
-    keys_sending_size             keys that go to Redis at a time
-    model_tag_runtime             the model's version, a part of every name in Redis
-    model_tag_import              the version that a new table takes its rows from
+    redis_conn_pool_size, _wait_timeout       connections per process, and the wait for one; mode 2
+    redis_sentinel_user, _password, _connect_timeout, _socket_timeout  the same for a sentinel
+    keys_sending_size             keys per request
+    model_tag_runtime             the model's version, part of every name in Redis
+    model_tag_import              the version from which a new table takes its rows
 
-The others are accepted, as TFRA's programs have them, and change nothing: reads go to the master,
-rows are spread by a hash of their keys, they do not expire, and they stay in Redis.
+The others are accepted without effect: reads go to the master, rows are spread by a hash of their
+keys, do not expire, and stay in Redis.
 """
 
 import os
@@ -23,11 +23,11 @@ from typing import Any
 from sok_lite.engine.files.shard import read_whole
 from sok_lite.engine.json_text import parsed
 
-_MOST_BYTES = 1 << 20  # of a file of settings
+_MOST_BYTES = 1 << 20  # size limit of a settings file
 
 CLUSTER, SENTINEL, ONE_SERVER = 0, 1, 2
 
-# TFRA's defaults, but for the mode, where its page and its code differ: one server.
+# TFRA's defaults, except the mode, where its page and its code differ: one server.
 DEFAULTS: dict[str, Any] = {
     "redis_connection_mode": ONE_SERVER,
     "redis_master_name": "master",
@@ -61,24 +61,25 @@ DEFAULTS: dict[str, Any] = {
     "table_store_mode": 1,
     "model_lib_abs_dir": "/tmp/",
 }
-# An example of TFRA's documents has it.
+# From an example in TFRA's documents.
 _OF_OLD_FILES = {"using_model_lib"}
 
 
 def read_settings(
     redis_config_abs_dir: str | None = None, redis_config_abs_dir_env: str | None = None
 ) -> dict[str, Any]:
-    """Returns the settings of a JSON file: the first that is named, in this order.
+    """Returns the settings of a JSON file, or the defaults if none is named.
 
     Args:
-      redis_config_abs_dir: path of a file, used if the environment has no TFRA_REDIS_CONFIG_PATH.
-      redis_config_abs_dir_env: a variable of the environment that has the path of one.
+      redis_config_abs_dir: path of a file, used if the environment variable is not set.
+      redis_config_abs_dir_env: environment variable with the path, which must be set; None:
+        TFRA_REDIS_CONFIG_PATH, if set.
 
     Returns:
-      All settings, the defaults where the file does not have them or where none is named.
+      All settings; defaults for those that the file leaves out.
 
     Raises:
-      ValueError: there is no such variable or file, or it has something else than settings.
+      ValueError: no such variable or file, or an invalid file.
     """
     environment = redis_config_abs_dir_env or "TFRA_REDIS_CONFIG_PATH"
     path = os.environ.get(environment)
@@ -105,13 +106,10 @@ def read_settings(
 
 
 def make_settings(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Returns all settings: those of `overrides`, and the defaults for the rest.
+    """Returns all settings: `overrides` by name, and defaults for the rest.
 
-    Args:
-      overrides: some settings by name. For a list of one that one will do, for a bool 0 or 1.
-
-    Raises:
-      ValueError: a setting that there is not, or a value that it cannot have.
+    A scalar may replace a list of one, 0 or 1 a bool. ValueError: an unknown setting, or an invalid
+    value.
     """
     if not isinstance(overrides, dict):
         raise ValueError(
@@ -144,16 +142,10 @@ def make_settings(overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def connect(settings: dict[str, Any]) -> Any:
-    """Returns a client of the Redis that the settings name. Threads may share it.
+    """Returns a thread-safe client of the Redis in the settings.
 
-    It never sends a command twice: whoever does not get an answer is told so.
-
-    Args:
-      settings: of `make_settings` or `read_settings`.
-
-    Raises:
-      ConnectionError: no Redis answers there, or it refuses the user.
-      ImportError: the package `redis` is not installed.
+    It never retries a command: if the answer is lost, the caller gets the error. ConnectionError:
+    no Redis answers, or it rejects the user. ImportError: the package `redis` is not installed.
     """
     try:
         import redis
@@ -176,7 +168,7 @@ def connect(settings: dict[str, Any]) -> Any:
 
 
 def _convert(name: str, value: Any) -> Any:
-    """Returns a value as its setting has it."""
+    """Converts a value to the type of its setting."""
     default = DEFAULTS[name]
     if isinstance(default, list):
         values = value if isinstance(value, list) else [value]
@@ -199,7 +191,7 @@ def _client(redis: Any, settings: dict[str, Any], addresses: list[tuple[str, int
             "password": password or None,
             "socket_connect_timeout": settings[f"{start}_connect_timeout"] / 1000,
             "socket_timeout": settings[f"{start}_socket_timeout"] / 1000,
-            # A change that was made but not answered must not be made again.
+            # A change whose answer was lost must not be made twice.
             "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         }
 

@@ -1,17 +1,17 @@
-"""Rows by key in a Redis, which workers share.
+"""Rows by key in Redis, shared by workers.
 
-A table is `num_buckets` hashes of Redis, and one more that says what they hold:
+A table is `num_buckets` Redis hashes, and one more that describes them:
 
     sok_lite:<model_tag_runtime>:<name>:<bucket>   8 bytes of a key, little-endian -> its row
     sok_lite:<model_tag_runtime>:<name>:form       row_bytes, row_type, num_buckets,
                                                    column:0, column:1, ...
 
-A key's bucket is its hash modulo num_buckets, so that no hash of Redis becomes huge, and a cluster
-has a part of them on each node.
+A key's bucket is its hash modulo num_buckets, so no Redis hash becomes huge, and every node of a
+cluster holds a part.
 
-Columns, such as optimizer states, follow a row in the same value, so that one change of a key is of
-all of it. Any worker may add some at any time. A value ends where the worker that wrote it knew of
-no more columns: what it lacks is what they begin with.
+Columns, such as optimizer states, follow a row in the same value, so a change of a key is atomic.
+Any worker may add columns at any time. A value may end before columns that its writer did not know;
+these have their initial values.
 """
 
 import threading
@@ -23,8 +23,8 @@ import numpy as np
 from sok_lite.dynamic_embedding.redis_settings import CLUSTER, connect
 from sok_lite.engine.hashing import hash_keys
 
-# Sets each row that still is what it is expected to be, '' for none, and returns which are not.
-# ARGV: key, expected row and new row, of each.
+# Sets each row that still equals the expected one ('' for none), and returns the others. ARGV: key,
+# expected row and new row, of each.
 _SWAP = """
 local changed = {}
 for i = 1, #ARGV, 3 do
@@ -37,8 +37,7 @@ end
 return changed
 """
 
-# Sets what a value begins with, and leaves what follows.
-# ARGV: key and beginning, of each.
+# Overwrites the beginning of each value, and keeps the rest. ARGV: key and beginning, of each.
 _PUT = """
 for i = 1, #ARGV, 2 do
   local old = redis.call('HGET', KEYS[1], ARGV[i]) or ''
@@ -51,40 +50,25 @@ end
 
 
 class Column(NamedTuple):
-    """A column behind the rows.
-
-    Attributes:
-      name: of the column; one with other bytes is another column.
-      num_bytes: length.
-      initial: what it begins with, as often as it fits in.
-    """
+    """A column behind the rows."""
 
     name: str
     num_bytes: int
-    initial: bytes
+    initial: bytes  # repeated to fill the column
 
     def text(self) -> str:
-        """Returns the column as a Redis has it."""
+        """Returns the column in Redis' form."""
         return f"{self.num_bytes}:{self.initial.hex()}:{self.name}"
 
     @classmethod
     def of(cls, text: str) -> "Column":
-        """Returns the column of a text."""
+        """Parses the Redis form."""
         num_bytes, initial, name = text.split(":", 2)
         return cls(name, int(num_bytes), bytes.fromhex(initial))
 
 
 class Layout:
-    """The layout of a value: a row, then its columns.
-
-    Args:
-      row_bytes: length of a row.
-      columns: that follow it.
-
-    Attributes:
-      places: of each column in a value.
-      num_bytes: of a value with all columns.
-    """
+    """The layout of a value: a row, then its columns, at `places`; `num_bytes` in all."""
 
     def __init__(self, row_bytes: int, columns: Iterable[Column] = ()) -> None:
         self.row_bytes = row_bytes
@@ -97,10 +81,9 @@ class Layout:
         self.num_bytes = len(self._initial)
 
     def rows(self, values: np.ndarray) -> np.ndarray | None:
-        """Returns values with all columns, (n, num_bytes) uint8; None: one has none of its lengths.
+        """Returns values, (n,) objects (bytes, or None for a row of 0), with all columns.
 
-        Args:
-          values: (n,) of objects, bytes or None, which is a row of 0.
+        They are (n, num_bytes) uint8, or None if a length is invalid.
         """
         lengths = np.array([0 if value is None else len(value) for value in values], np.int64)
         rows = np.tile(np.frombuffer(self._initial, np.uint8), (len(values), 1))
@@ -116,13 +99,13 @@ class Layout:
 
 
 def fields_of(keys: np.ndarray) -> np.ndarray:
-    """Returns keys as Redis has them, (n,) of objects."""
+    """Returns keys as Redis fields, (n,) objects."""
     return objects_of(keys.astype("<i8", copy=False)[:, None])
 
 
 def objects_of(array: np.ndarray) -> np.ndarray:
-    """Returns rows as bytes, (n,) of objects."""
-    # Not NumPy's own bytes, which lose trailing zeros.
+    """Returns rows as bytes, (n,) objects."""
+    # Not NumPy's bytes, which lose trailing zeros.
     width = array.shape[1] * array.itemsize
     return np.array(array.reshape(-1).view(f"V{width}").tolist(), object)
 
@@ -131,26 +114,23 @@ def objects_of(array: np.ndarray) -> np.ndarray:
 
 
 class RedisStore:
-    """Rows of bytes by key, in a Redis. Threads may share it.
+    """Rows of bytes by key in Redis; thread-safe.
 
-    Nothing is sent twice: where an answer is lost, a redis.RedisError tells so, and what was sent
-    may have happened.
+    Nothing is sent twice: if an answer is lost, a redis.RedisError is raised, and the command may
+    have been executed.
 
     Args:
-      settings: of `redis_settings`.
-      name: of the table. Every store of this name and of the same model_tag_runtime is this table.
-      row_bytes: length of a row.
-      num_buckets: of a table that is new; another keeps its own.
-      row_type: what a row is, in words, such as "3 x float32".
+      name: of the table. Stores of the same name and model_tag_runtime are one table.
+      num_buckets: for a new table; an existing one keeps its own.
+      row_type: describes a row, such as "3 x float32".
 
     Attributes:
-      name, row_bytes, num_buckets: of the table.
-      is_new: whether it was made just now.
+      is_new: whether it was just created.
 
     Raises:
       ConnectionError: no Redis answers.
       ImportError: the package `redis` is not installed.
-      ValueError: the Redis has the table with rows of another length or type.
+      ValueError: the table exists with rows of another length or type.
     """
 
     def __init__(
@@ -170,7 +150,7 @@ class RedisStore:
         self._form = f"{self._start}:form"
         self._layout = Layout(row_bytes)
         self._adding = threading.Lock()
-        # Of several workers the first decides.
+        # The first of several workers decides.
         self._client.hsetnx(self._form, "num_buckets", num_buckets)
         self._client.hsetnx(self._form, "row_type", row_type)
         self.is_new = bool(self._client.hsetnx(self._form, "row_bytes", row_bytes))
@@ -190,11 +170,11 @@ class RedisStore:
         self._client.close()
 
     def has_version(self, model_tag: str) -> bool:
-        """Returns whether the Redis has the table of this name of another version of the model."""
+        """Returns whether the table exists for another version of the model."""
         return bool(self._client.exists(f"sok_lite:{model_tag}:{self.name}:form"))
 
     def place_of(self, column: Column) -> slice:
-        """Returns where in a value a column is, and adds it where it is new."""
+        """Returns the slice of a column in a value, adding a new column."""
         with self._adding:
             while column not in self._layout.places:
                 field = f"column:{len(self._layout.places)}"
@@ -203,24 +183,21 @@ class RedisStore:
             return self._layout.places[column]
 
     def place_of_state(self, name: str, dim: int, initial: float) -> slice:
-        """Returns where in a value a state is, `dim` float32 that begin with a number."""
+        """Returns the slice of a state: `dim` float32 with an initial number."""
         return self.place_of(Column(name, 4 * dim, np.float32(initial).tobytes()))
 
     def get(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Reads rows.
-
-        Args:
-          keys: (n,) int64.
+        """Reads the rows of keys (n,) int64.
 
         Returns:
-          ((n,) bool, which keys there are; (n, row_bytes and those of columns) uint8, where there
-          is none a row of 0 and what columns begin with).
+          ((n,) bool, found; (n, row and column bytes) uint8: a missing row is 0 with initial
+          columns).
         """
         values = self._read_values(keys)
         return values != None, self._rows(values)  # noqa: E711
 
     def _read_values(self, keys: np.ndarray) -> np.ndarray:
-        """Returns the values of keys, (n,) of objects: bytes, or None where there is none."""
+        """Returns the values of keys, (n,) objects: bytes, or None if missing."""
         values, fields = np.empty(len(keys), object), fields_of(keys)
         for parts in self._batches(keys):
             replies = self._send(
@@ -231,15 +208,14 @@ class RedisStore:
         return values
 
     def put(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Writes rows; columns stay as they are. Of a key that repeats the last row counts.
+        """Writes rows of keys (n,) int64; columns stay as they are. The last of a repeated key
+        wins.
 
-        Args:
-          keys: (n,) int64.
-          rows: (n, row_bytes) uint8, or with the first of the columns (n, more).
+        Rows are (n, row_bytes) uint8, or wider with the first columns.
         """
         pairs = np.stack([fields_of(keys), objects_of(rows)], axis=1)
         for parts in self._batches(keys):
-            # Not `eval`, which the pipeline of a cluster lacks.
+            # Not `eval`, which a cluster's pipeline lacks.
             self._send(
                 parts,
                 lambda pipe, bucket, at: pipe.execute_command(
@@ -252,17 +228,15 @@ class RedisStore:
         keys: np.ndarray,
         function: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[Any, Any]],
     ) -> None:
-        """Changes rows depending on what they are, each as a whole, whoever else changes them.
+        """Changes rows atomically as a function of their current values, despite other workers.
 
-        A row that another worker changed in between is read again and given to `function` again. A
-        key that repeats is changed as often, one after the other, each time after another round
-        trip: let callers join those that repeat.
+        A row that another worker changed meanwhile is read and computed again. A repeated key is
+        changed that often, in sequence, one round trip each: callers should merge repeats.
 
         Args:
-          keys: (n,) int64.
-          function: takes (m,) which of the keys they are, and what `get` gives of them, which is
-            not to be changed. Returns (m,) bool which to write, and rows with their columns, as it
-            got them, that count for those only. It is called until all that were to be written are.
+          function: takes (m,) positions in `keys`, and the results of `get` for them, read-only.
+            Returns (m,) bool, which to write, and rows with columns. It is called until all are
+            written.
         """
         left = np.arange(len(keys))
         while len(left):
@@ -272,14 +246,7 @@ class RedisStore:
             left = left[self._swap(keys[left], values, new, np.flatnonzero(chosen))]
 
     def delete(self, keys: np.ndarray) -> int:
-        """Removes keys, those that are there.
-
-        Args:
-          keys: (n,) int64.
-
-        Returns:
-          How many there were.
-        """
+        """Removes keys (n,) int64; returns how many existed."""
         fields = fields_of(keys)
         return sum(
             sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *fields[at].tolist())))
@@ -287,7 +254,7 @@ class RedisStore:
         )
 
     def size(self) -> int:
-        """Returns how many keys there are."""
+        """Returns the number of keys."""
         return sum(self._send(self._everything(), lambda pipe, bucket, _: pipe.hlen(bucket)))
 
     def clear(self) -> None:
@@ -295,13 +262,10 @@ class RedisStore:
         self._send(self._everything(), lambda pipe, bucket, _: pipe.unlink(bucket))
 
     def export(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields all keys and rows, in pieces of about keys_sending_size keys, in no order.
+        """Yields (keys (m,) int64, rows and columns (m, bytes) uint8), about keys_sending_size at a
+        time.
 
-        A key that is written or removed meanwhile is in none of the pieces or in one, and all
-        others are in one.
-
-        Yields:
-          ((m,) int64, (m, row_bytes and those of columns) uint8).
+        In no order. Each key appears once; one written or removed meanwhile may be missing.
         """
         for bucket, _ in self._everything():
             seen: set[bytes] = set()
@@ -310,7 +274,7 @@ class RedisStore:
                 cursor, part = self._client.hscan(
                     bucket, max(cursor, 0), count=self._keys_at_a_time
                 )
-                # Redis may tell of one twice while a hash of its grows or shrinks.
+                # Redis may return a field twice while a hash grows or shrinks.
                 part = {field: row for field, row in part.items() if field not in seen}
                 seen.update(part)
                 if part:
@@ -318,10 +282,7 @@ class RedisStore:
                     yield keys, self._rows(np.array(list(part.values()), object))
 
     def copy_from(self, other: "RedisStore") -> None:
-        """Writes all rows of another table into this one, over those of the same keys.
-
-        Columns come with them.
-        """
+        """Writes all rows and columns of another table into this one, over existing keys."""
         other._catch_up()
         theirs = other._layout
         places = {column: self.place_of(column) for column in theirs.places}
@@ -333,18 +294,18 @@ class RedisStore:
             self.put(keys, values)
 
     def _catch_up(self) -> None:
-        """Notes the columns that other workers have added."""
+        """Learns the columns that other workers added."""
         with self._adding:
             while text := self._client.hget(self._form, f"column:{len(self._layout.places)}"):
                 self._note(text)
 
     def _note(self, text: bytes) -> None:
-        """Notes the next of the columns that the Redis has."""
+        """Adds the next column from Redis."""
         columns = [*self._layout.places, Column.of(text.decode())]
         self._layout = Layout(self.row_bytes, columns)
 
     def _batches(self, keys: np.ndarray) -> Iterator[list[tuple[str, np.ndarray]]]:
-        """Yields the places of keys by bucket, few at a time, in order within a bucket."""
+        """Yields positions of keys by bucket, few at a time, in order within a bucket."""
         buckets = hash_keys(keys) % np.uint64(self.num_buckets)
         order = np.argsort(buckets, kind="stable")
         for start in range(0, len(keys), self._keys_at_a_time):
@@ -362,7 +323,7 @@ class RedisStore:
     def _send(
         self, parts: list[tuple[str, np.ndarray]], command: Callable[[Any, str, np.ndarray], Any]
     ) -> list[Any]:
-        """Sends a command for each bucket, all at once, and returns the replies."""
+        """Sends a command per bucket, all at once, and returns the replies."""
         with self._client.pipeline(transaction=False) as pipe:
             for bucket, at in parts:
                 command(pipe, bucket, at)
@@ -371,19 +332,19 @@ class RedisStore:
     def _swap(
         self, keys: np.ndarray, old: np.ndarray, new: np.ndarray, chosen: np.ndarray
     ) -> np.ndarray:
-        """Writes the chosen rows that still are as they were, and returns which are not."""
+        """Writes the chosen rows that are unchanged, and returns which are not."""
         keys, old = keys[chosen], old[chosen]
         old[old == None] = b""  # noqa: E711
         triples = np.stack([fields_of(keys), old, objects_of(new[chosen])], axis=1)
 
         def swap(client: Any, bucket: str, at: np.ndarray) -> Any:
-            # Not `eval`, which the pipeline of a cluster lacks.
+            # Not `eval`, which a cluster's pipeline lacks.
             return client.execute_command("EVAL", _SWAP, 1, bucket, *triples[at].reshape(-1))
 
         changed = [chosen[:0]]
         for parts in self._batches(keys):
             if self._is_cluster:
-                # Its pipeline sends what got no answer a second time.
+                # A cluster's pipeline resends a command without an answer.
                 replies = [swap(self._client, bucket, at) for bucket, at in parts]
             else:
                 replies = self._send(parts, swap)
@@ -391,7 +352,7 @@ class RedisStore:
         return np.sort(np.concatenate(changed))
 
     def _rows(self, values: np.ndarray) -> np.ndarray:
-        """Returns values of Redis, bytes or None, as rows with all columns, (n, bytes) uint8."""
+        """Returns Redis values (bytes or None) as rows with all columns, (n, bytes) uint8."""
         rows = self._layout.rows(values)
         if rows is None:
             self._catch_up()

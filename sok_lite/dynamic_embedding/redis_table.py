@@ -1,4 +1,4 @@
-"""`RedisTable`: a table whose rows are in a Redis, which several programs share by its name."""
+"""`RedisTable`: a table whose rows are in Redis, shared by programs through its name."""
 
 import warnings
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from sok_lite.engine.table.remote import RemoteTable
 
 @dataclass(eq=False, repr=False)
 class RedisTableConfig:
-    """The path of the file that says which Redis has the tables (see redis_settings.py).
+    """The path of the file that names the Redis (see redis_settings.py).
 
     Attributes:
-      redis_config_abs_dir: path of a JSON file; None: that of the environment variable
+      redis_config_abs_dir: path of a JSON file; None: from the environment variable
         TFRA_REDIS_CONFIG_PATH, else the defaults.
-      redis_config_abs_dir_env: an environment variable that has the path of one.
+      redis_config_abs_dir_env: environment variable with the path of a file.
     """
 
     redis_config_abs_dir: str | None = None
@@ -31,26 +31,23 @@ class RedisTableConfig:
 
 @unconverted
 class RedisTable(HashTable):
-    """A table whose rows, and the optimizer states of each, are in a Redis.
+    """A table whose rows and optimizer states are in Redis.
 
-    Every table of this name and of the same model_tag_runtime is this one, in whatever process:
-    what one writes or trains the others read, and no update of several workers is lost. Optimizers
-    with equal states, such as two Adams, share them. A checkpoint holds nothing of the table, and a
-    restore leaves the rows as they are.
+    All tables of one name and model_tag_runtime are the same table, in any process: what one writes
+    or trains the others read, and no worker's update is lost. Optimizers with equal states, such as
+    two Adams, share them. Checkpoints hold nothing of the table, and restoring leaves its rows
+    unchanged. Further arguments as for `CuckooHashTable`.
 
     Args:
       key_dtype: tf.int64 or tf.int32.
-      value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
-      default_value: the row of a missing key, (dim,) numbers, as many as a row has.
-      name: of the table; it also seeds random initial values.
-      checkpoint: whether to warn that checkpoints have no rows of it.
+      checkpoint: whether to warn that checkpoints do not have its rows.
       device, shard_saveable_object_fn: not used.
       config: a `RedisTableConfig`; None: its defaults.
 
     Raises:
-      NotImplementedError: keys that are texts.
-      TypeError: a config that is none.
-      ValueError: settings that there are not, or a Redis that has the table with other rows.
+      NotImplementedError: string keys.
+      TypeError: `config` of another type.
+      ValueError: invalid settings, or the table exists with other rows.
       ConnectionError: no Redis answers.
       ImportError: the package `redis` is not installed.
     """
@@ -106,10 +103,7 @@ class RedisTable(HashTable):
 
 
 def _open_rows(settings: dict[str, Any], like: EmbeddingTable) -> RedisStore:
-    """Returns the rows of a table; a new one begins with those of another version, if it has any.
-
-    The versions are model_tag_runtime and model_tag_import.
-    """
+    """Returns the rows of a table; a new one starts with those of version model_tag_import."""
     form: dict[str, Any] = {
         "name": like.name,
         "row_bytes": like.dim * like.row_dtype.storage.itemsize,

@@ -1,4 +1,4 @@
-"""Which keys of a variable stay when it is restricted: those trained last, or most often."""
+"""Restrict policies: keep the keys trained last, or most often."""
 
 from typing import Any
 
@@ -10,14 +10,12 @@ from sok_lite.engine.dtypes import check_integer
 
 @unconverted
 class RestrictPolicy:
-    """The status of keys that training writes, and which keys a restriction keeps. A base class.
-
-    Args:
-      var: the `Variable`.
+    """Base class: records a status of trained keys, and chooses the keys to keep. Methods return
+    None in eager mode, the operation in a graph.
 
     Attributes:
       var: the variable.
-      status: a `Variable` of the same keys, int32 values and dim 1: what is noted.
+      status: a `Variable` of the same keys, int32 values and dim 1.
     """
 
     suffix = "status"
@@ -42,31 +40,24 @@ class RestrictPolicy:
 
     @property
     def status(self) -> Any:
-        """The variable that has what is noted of each key."""
+        """The variable with the status of each key."""
         return self._status
 
     def apply_update(self, ids: Any) -> Any:
-        """Notes that keys were trained.
+        """Records that keys were trained.
 
         Args:
           ids: keys (n,), which may repeat.
-
-        Returns:
-          None in eager mode, the operation in a graph.
         """
         raise NotImplementedError("A RestrictPolicy of one's own defines apply_update().")
 
     def apply_restriction(self, num_reserved: int, **kwargs: Any) -> Any:
-        """Removes all but some of the keys that training has noted.
+        """Removes all recorded keys but `num_reserved`.
 
         Args:
-          num_reserved: keys to be kept, those of the highest status; of equal ones the first of
+          num_reserved: keys to keep, of the highest status; on a tie the first in
             `status.export()`.
-          **kwargs: `trigger`: the variable is left alone until it has more keys than that; by
-            default `num_reserved`.
-
-        Returns:
-          None in eager mode, the operation in a graph.
+          **kwargs: `trigger`: does nothing up to this number of keys; default `num_reserved`.
 
         Raises:
           TypeError: a number is no integer. ValueError: it is negative.
@@ -92,8 +83,8 @@ class RestrictPolicy:
         keys, status = self._status.export()
         _, exists = self.var.lookup(keys, return_exists=True)
         most = tf.minimum(tf.size(keys), num_reserved)
-        # The highest first, and of equal ones the first: the removed are the others. Keys that the
-        # variable has lost otherwise, as by eviction, come last.
+        # Highest first, stable: the rest is removed. Keys that the variable lost otherwise, as by
+        # eviction, come last.
         lowest = tf.constant(tf.int64.min, tf.int64)
         order = tf.argsort(
             tf.where(exists, tf.cast(status[:, 0], tf.int64), lowest),
@@ -107,28 +98,28 @@ class RestrictPolicy:
 
 @unconverted
 class TimestampRestrictPolicy(RestrictPolicy):
-    """Keeps the keys that were trained last. The status is the time, in seconds since 1970."""
+    """Keeps the keys trained last. The status is the time in seconds since 1970."""
 
     suffix = "timestamp"
 
     def apply_update(self, ids: Any) -> Any:
-        """Notes the time for keys (n,)."""
+        """Records the time for keys (n,)."""
         now = tf.cast(tf.timestamp(), tf.int32)
         return self._status.upsert(ids, tf.fill([tf.size(ids), 1], now))
 
 
 @unconverted
 class FrequencyRestrictPolicy(RestrictPolicy):
-    """Keeps the keys that were trained most often. The status counts steps that had the key."""
+    """Keeps the keys trained most often. The status counts steps with the key."""
 
     suffix = "frequency"
 
     def apply_update(self, ids: Any) -> Any:
-        """Counts a step for each of the keys (n,); one that repeats counts once."""
+        """Counts a step for each distinct key of (n,)."""
         distinct, _ = tf.unique(tf.reshape(ids, [-1]))
         nothing = tf.zeros([tf.size(distinct), 1], tf.int32)
         is_there = tf.ones([tf.size(distinct)], tf.bool)
-        # First a 0 for those that are new, then 1 more for all: no count of another thread is lost.
+        # First 0 for new keys, then +1 for all: no count of another thread is lost.
         begun = self._status.accum(distinct, nothing, nothing, ~is_there)
         with tf.control_dependencies([] if begun is None else [begun]):
             return self._status.accum(distinct, nothing, nothing + 1, is_there)

@@ -1,7 +1,7 @@
-"""The rows of a variable in a checkpoint of objects that TFRA has written.
+"""Restores a variable from an object-based checkpoint that TFRA wrote.
 
-There a variable has a list `tables_of_<name>`, and in it a table for each shard: "0", "1" and so
-on. A table has tensors of its keys and rows, or, where a `FileSystemSaver` had them, one flag.
+There a variable has a list `tables_of_<name>` with a table per shard: "0", "1" and so on. A table
+has tensors of keys and rows, or with a `FileSystemSaver` a single flag.
 """
 
 import warnings
@@ -20,11 +20,9 @@ _IN_FILES = "table-shard_upsert_restore"
 
 
 class ShardsOfTfra:
-    """The shards that a table is restored from: when all have come, it is what they are.
+    """Collects the shards of a table, and restores it when all have arrived.
 
-    Args:
-      rows: the `HashTable`, which this does not keep alive.
-      path: of the checkpoint; None: TensorFlow does not tell.
+    It references the table weakly. `path` is the checkpoint's, or None if unknown.
     """
 
     def __init__(self, rows: Any, path: str | None) -> None:
@@ -33,11 +31,11 @@ class ShardsOfTfra:
         self._arrived: list[tuple[tf.Tensor, ...]] = []
 
     def shard(self, name: str) -> "_Shard":
-        """Returns what stands for a shard, by its number."""
+        """Returns the trackable of a shard, by its number."""
         return self._shards.setdefault(name, _Shard(self))
 
     def expected(self) -> dict[str, tf.Tensor]:
-        """Returns tensors like those that the checkpoint has of a shard, by name."""
+        """Returns tensors shaped like those of a shard, by name."""
         rows = alive(self._rows)
         if rows.files is not None:
             return {_IN_FILES: tf.constant(False)}
@@ -45,7 +43,7 @@ class ShardsOfTfra:
         return {_KEYS: tf.fill([0], tf.zeros([], rows.key_dtype)), _VALUES: values}
 
     def restored(self, tensors: dict[str, tf.Tensor]) -> Any:
-        """Takes those of a shard; with the last one it restores the table."""
+        """Takes the tensors of a shard; the last one restores the table."""
         self._arrived.append(tuple(tensors[name] for name in (_KEYS, _VALUES) if name in tensors))
         if len(self._arrived) < len(self._shards):
             return tf.no_op()
@@ -64,7 +62,7 @@ class ShardsOfTfra:
 
 
 class _Shard(tf.__internal__.tracking.Trackable):
-    """The object that TensorFlow restores in place of a table of TFRA."""
+    """The object that TensorFlow restores instead of a TFRA table."""
 
     def __init__(self, shards: ShardsOfTfra) -> None:
         self._shards = shards
@@ -77,12 +75,7 @@ class _Shard(tf.__internal__.tracking.Trackable):
 
 
 def check_name(listed: str, rows: Any) -> None:
-    """Raises ValueError if a list of tables is that of a variable with another name.
-
-    Args:
-      listed: the name of the list.
-      rows: the `HashTable` that is to be restored.
-    """
+    """Raises ValueError if a list of tables belongs to a variable of another name."""
     name = listed.removeprefix(LISTED)
     if name != rows.table.name:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""How a variable's rows are saved where checkpoints do not hold them: `FileSystemSaver`.
-
-A variable with one keeps its rows in files beside TensorFlow's checkpoint, `VariableFiles`.
-"""
+"""`FileSystemSaver`: saves a variable's rows in files beside TensorFlow's checkpoint."""
 
 import json
 import os
@@ -36,20 +33,20 @@ from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.named_arrays import columns_of, from_named_arrays
 from sok_lite.engine.table.restore import restore
 
-_TEXTS = ("facts", "state_columns")  # of the arrays that files of states have
+_TEXTS = ("facts", "state_columns")  # arrays in the files of states
 
 
 class DynamicEmbeddingSaver:
-    """Base of what a `KVCreator` takes as its `saver`."""
+    """Base class for the `saver` of a `KVCreator`."""
 
 
 class FileSystemSaverConfig(NamedTuple):
     """The arguments of a `FileSystemSaver`.
 
     Attributes:
-      proc_size: number of processes that save; proc_rank: the number of this one.
+      proc_size: number of saving processes; proc_rank: number of this one.
       save_path: the directory; None: beside the checkpoint.
-      buffer_size: keys that are written together.
+      buffer_size: keys per write.
     """
 
     proc_size: int
@@ -59,24 +56,24 @@ class FileSystemSaverConfig(NamedTuple):
 
 
 class FileSystemSaver(DynamicEmbeddingSaver):
-    """Keeps rows in key and value files of a directory, out of TensorFlow's checkpoint.
+    """Keeps rows in key and value files of a directory, outside TensorFlow's checkpoint.
 
-    Optimizer states and scores are in one file more for each process. As many processes restore
-    exactly what was saved; another number of them share it out by the partitioner. Each process
-    saves all keys that it has, as in TFRA: of one that several have, the last of them counts where
-    another number restores, and the logger "sok_lite" says how many there were.
+    Optimizer states and scores are in one more file per process. The same number of processes
+    restores everything exactly; another number distributes it by the partitioner. Each process
+    saves all of its keys, as in TFRA: of a key in several processes, the last wins when another
+    number restores, and the logger "sok_lite" reports how many there were.
 
     Args:
-      proc_size, proc_rank: how many processes save, and which this one is; None: those of the job
-        whose ranks are connected, else one.
-      save_path: the directory, one for all saves; None: one beside each checkpoint of
-        `de.train.Checkpoint`, `de.train.DEHvdSaver` or a `tf.compat.v1.train.Saver`, whose
-        directories stay where it removes its older checkpoints.
-      buffer_size: keys that are written together.
+      proc_size, proc_rank: number of saving processes, and of this one; None: those of the
+        connected job, else one.
+      save_path: one directory for all saves; None: one beside each checkpoint of
+        `de.train.Checkpoint`, `de.train.DEHvdSaver` or a `tf.compat.v1.train.Saver`, which does not
+        remove the directories of old checkpoints.
+      buffer_size: keys per write.
 
     Raises:
       TypeError: only one of `proc_size` and `proc_rank` is passed.
-      ValueError: a rank that there is not.
+      ValueError: a rank out of range.
     """
 
     def __init__(
@@ -102,7 +99,7 @@ class FileSystemSaver(DynamicEmbeddingSaver):
         self._is_of_job = proc_size is None
 
     def ranks(self) -> tuple[int, int]:
-        """Returns how many processes save, and which this one is, as of now."""
+        """Returns the current number of saving processes, and of this one."""
         others = job.other_ranks() if self._is_of_job else None
         if others is not None:
             return others.size, others.rank
@@ -110,14 +107,9 @@ class FileSystemSaver(DynamicEmbeddingSaver):
 
 
 class VariableFiles:
-    """Writes and reads the files of a variable. It keeps no variable alive.
+    """Writes and reads the files of a variable, which it references weakly.
 
-    Args:
-      variable: a `Variable`.
-      saver: says where they are.
-
-    Raises:
-      ValueError: files cannot hold such keys or rows.
+    ValueError: files cannot hold such keys or rows.
     """
 
     def __init__(self, variable: Any, saver: FileSystemSaver) -> None:
@@ -127,16 +119,16 @@ class VariableFiles:
         make_layout(variable.name, key_dtype, value_dtype, variable.dim)
 
     def write(self, prefix: bytes = b"") -> list[tuple[int, int]]:
-        """Writes the shards of this process, and what they do not hold in one file more.
+        """Writes this process's shards, and one more file of states and scores.
 
         Args:
-          prefix: of the checkpoint that is being written, where a saver of TF1 does; else empty.
+          prefix: of the checkpoint that a TF1 saver is writing; else empty.
 
         Returns:
-          The checksums of the keys and of the values of each shard.
+          The checksums of keys and values of each shard.
 
         Raises:
-          ValueError: no folder is named, and no checkpoint is being saved that has one.
+          ValueError: no folder is named, and no checkpoint with one is being saved.
         """
         source, folder = source_of(alive(self._variable)), self._folder("saved", prefix)
         size, rank = self._saver.ranks()
@@ -162,24 +154,24 @@ class VariableFiles:
         return written
 
     def read(self, expected: Sequence[tuple[int, int]] | None = None, prefix: bytes = b"") -> None:
-        """Makes the variable hold what was saved: exactly, if by as many processes as there are.
+        """Replaces the content by the saved one: exactly, if saved by the same number of processes.
 
-        Of another number this process takes the keys that are its own by the partitioner. States
-        begin anew where files have none, or those of several processes differ in kind.
+        Otherwise this process takes its keys by the partitioner. States start fresh if files have
+        none, or the kinds differ between processes.
 
         Args:
-          expected: what `write` has returned on the rank that wrote the checkpoint which is
-            restored; None: nobody knows.
-          prefix: of that checkpoint, where a saver of TF1 restores it; else empty.
+          expected: the result of `write` on the rank that wrote the checkpoint; None: unknown.
+          prefix: of the checkpoint that a TF1 saver is restoring; else empty.
 
         Raises:
           FileNotFoundError: files are missing.
-          ValueError: no folder is named, or files of something else, of two saves, or corrupt.
+          ValueError: no folder is named, or the files are of something else, of two saves, or
+            corrupt.
         """
         source, folder = source_of(alive(self._variable)), self._folder("restored", prefix)
         size, rank = self._saver.ranks()
         name = source.layout.name
-        # Files of two jobs are refused: nobody knows which are the later ones.
+        # Files of two jobs are rejected: nothing says which are newer.
         is_spread = group_sizes(folder, name) != {size}
         places = find_places(folder, name) if is_spread else find_places(folder, name, size, rank)
         ranks = sorted({place.rank for place in places})
@@ -226,7 +218,7 @@ class VariableFiles:
 
 
 def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool:
-    """Whether one of the processes has the checksums of a save, or its files have none."""
+    """Whether a process's files have the checksums of a save, or none at all."""
     by_rank: dict[int, list[tuple[int, int] | None]] = {}
     for place in find_places(folder, name):
         by_rank.setdefault(place.rank, []).append(checksums(folder, place.base(name)))
@@ -234,7 +226,7 @@ def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool
 
 
 def _part(source: Source, folder: str, places: Sequence[ShardPlace]) -> Content:
-    """Reads what one process has saved; of files without states nothing is known of the keys."""
+    """Reads what one process saved; without a states file the keys have no further facts."""
     layout = source.layout
     shards = open_shards(folder, layout, file_name_list=[p.base(layout.name) for p in places])
     pieces = [piece for shard in shards for piece in shard.pieces()]
@@ -254,9 +246,9 @@ def _part(source: Source, folder: str, places: Sequence[ShardPlace]) -> Content:
 
 
 def _together(parts: Sequence[Content], whose: str) -> Content:
-    """Returns what several processes have saved as of one; of a repeated key the last counts.
+    """Joins the parts of several processes; the last of a repeated key wins.
 
-    Where one has no states file, or their states are of several kinds, nothing is known of any key.
+    If a states file is missing, or kinds of states differ, all keys lose their further facts.
     """
     kinds = {json.dumps(columns_of(part.states)) for part in parts}
     if len(kinds) > 1 or not all("stamps" in part.columns for part in parts):

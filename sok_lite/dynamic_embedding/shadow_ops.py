@@ -1,4 +1,4 @@
-"""Lookups through a `ShadowVariable`, for layers and models of eager code and tf.functions."""
+"""Lookups through a `ShadowVariable`, for eager code and tf.functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,18 +28,14 @@ def embedding_lookup(
     name: str | None = None,
     validate_indices: Any = None,
 ) -> tf.Tensor:
-    """Returns the rows of keys, with a gradient of the shadow.
+    """Returns the rows of keys, ids.shape + [dim], with a gradient of the shadow.
+
+    `partition_strategy`, `name` and `validate_indices` have no effect.
 
     Args:
       shadow: a `ShadowVariable`.
-      ids: keys of any shape, of the variable's key dtype.
-      partition_strategy, name, validate_indices: not used.
-
-    Returns:
-      ids.shape + [dim].
-
-    Raises:
-      ValueError: keys of another dtype. (It is a TypeError as well.)
+      ids: keys of any shape, of the variable's key dtype; else a ValueError that is also a
+        TypeError.
     """
     if ids.dtype != shadow.params.key_dtype:
         raise wrong_ids(ids.dtype, shadow.params)
@@ -54,14 +50,12 @@ def embedding_lookup_unique_base(
     with_unique: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Has a function look keys up, each once.
+    """Looks up each distinct key once with a given function.
 
     Args:
       ids: a tensor of any shape, or a RaggedTensor.
-      embedding_size: elements of a row.
-      lookup_function: takes keys (n,) and gives rows (n, embedding_size).
-      with_unique: whether keys are deduplicated before.
-      name: not used.
+      lookup_function: maps keys (n,) to rows (n, embedding_size).
+      with_unique: whether to deduplicate keys first.
 
     Returns:
       ids.shape + [embedding_size], ragged as `ids` are.
@@ -91,19 +85,11 @@ def embedding_lookup_unique(
     with_unique: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Does what `embedding_lookup` does, of ragged keys as well.
+    """As `embedding_lookup`, also for ragged keys: ids.shape + [embedding_size], ragged as `ids`
+    are.
 
-    Repeated keys have the sum of their gradients, whatever `with_unique` is: they are deduplicated
-    where the rows are updated.
-
-    Args:
-      shadow: a `ShadowVariable`.
-      ids: a tensor of any shape, or a RaggedTensor.
-      embedding_size: elements of a row.
-      with_unique, name: not used.
-
-    Returns:
-      ids.shape + [embedding_size], ragged as `ids` are.
+    Gradients of repeated keys are summed, whatever `with_unique` is: keys are deduplicated where
+    rows are updated.
     """
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(embedding_lookup(shadow, ids.flat_values))

@@ -1,4 +1,4 @@
-"""Optimizer states of a variable's rows, as programs see them: variables beside it."""
+"""Optimizer states of a variable's rows, as variables for programs."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from sok_lite.engine.table.exclusive import alone
 
 
 class SlotTrainable(NamedTuple):
-    """The result of `get_slot(trainable, name)` of an optimizer.
+    """The result of an optimizer's `get_slot(trainable, name)`.
 
     Attributes:
       params: the `SlotVariable`.
@@ -26,9 +26,9 @@ class SlotTrainable(NamedTuple):
 
 @unconverted
 class SlotVariable:
-    """A view of one optimizer state of a variable: a value of `dim` float32 for each key.
+    """A view of one optimizer state of a variable: `dim` float32 values per key.
 
-    States live and go with their rows: whatever removes a key removes its states.
+    Removing a key removes its states.
 
     Attributes:
       name: `<variable>/<state>`.
@@ -45,11 +45,9 @@ class SlotVariable:
         self.key_dtype, self.value_dtype = params.key_dtype, tf.float32
 
     def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
-        """Returns the states of keys, keys.shape + [dim]; a missing key gives what they begin with.
+        """Returns the states of keys, keys.shape + [dim]; initial values for missing keys.
 
-        Args:
-          keys: of any shape.
-          return_exists: whether to return, too, which keys are in the table.
+        With `return_exists` also which keys are in the table.
         """
         states = self._view.sparse_read(self.params.keys_of(keys))
         if not return_exists:
@@ -57,14 +55,7 @@ class SlotVariable:
         return states, self.params.lookup(keys, return_exists=True)[1]
 
     def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the states of keys (n,), which are in the variable.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises:
-          ValueError: a key is not.
-        """
+        """Sets the states of keys (n,) of the variable; ValueError if a key is not in it."""
         done = self._view.assign(tf.reshape(self.params.keys_of(keys), [-1]), values)
         return None if tf.executing_eagerly() else done
 
@@ -74,7 +65,7 @@ class SlotVariable:
         return self.params.rows.original_keys(keys), states
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
-        """Returns how many keys have the state: all of the variable, or of one shard."""
+        """Returns the number of keys: all of the variable, or of one shard."""
         return self.params.size(index)
 
     def __repr__(self) -> str:
@@ -82,7 +73,7 @@ class SlotVariable:
 
 
 def slots_of(params: Any, optimizer: Any) -> list[SlotVariable]:
-    """Returns the states that an optimizer keeps of a variable; [] where it has trained none."""
+    """Returns the states that an optimizer keeps for a variable; [] if it never trained it."""
     table = params.rows.table
     if not alone(table, lambda: bool(owned(table.store, optimizer))):
         return []

@@ -1,7 +1,7 @@
-"""`CuckooHashTable` and `HkvHashTable`: the tables that hold the rows of variables.
+"""`CuckooHashTable`, and the base of the tables that hold the rows of variables.
 
-A process has one device, where all of its tables lie: the GPU where there is one, else RAM. The
-argument `device` is taken as a name.
+A process has one device for all tables: the GPU if there is one, else RAM. The argument `device` is
+accepted as a name.
 """
 
 import json
@@ -47,44 +47,37 @@ from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.texts import are_held
 
-# What a checkpoint says of a table, so that no other one is restored from it.
+# A checkpoint's description of a table, so that no other table is restored from it.
 _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
 
 class RowOptions(NamedTuple):
-    """The rows that a variable asks a table for, in place of a `default_value`.
-
-    Attributes:
-      dim: elements of a row.
-      initializer: what a missing key gives: a number, a row, a function or an initializer.
-      owner: which rank owns a key where ranks look up together.
-      files: the `VariableFiles` that are saved in place of the rows; None: rows are.
-      row_shape: (fan_in, fan_out) for initializers that scale by the shape of a weight.
-    """
+    """The rows that a variable requests of a table, instead of a `default_value`."""
 
     dim: int
-    initializer: Any
-    owner: OwnerRule = AlsoLocal(MOD)
-    files: Any = None
-    row_shape: tuple[int, int] | None = None
+    initializer: Any  # row of a missing key: a number, a row, a function or an initializer
+    owner: OwnerRule = AlsoLocal(MOD)  # for ranks that look up together
+    files: Any = None  # the `VariableFiles` to save instead of rows
+    row_shape: tuple[int, int] | None = None  # (fan_in, fan_out) for initializers
 
 
 @unconverted
 class HashTable(TableVariable, SaveableObject):
     """Rows by key: the base of `CuckooHashTable`, `HkvHashTable` and `RedisTable`.
 
-    A `tf.compat.v1.train.Saver` may be given it: TensorFlow takes it for a SaveableObject.
+    A `tf.compat.v1.train.Saver` accepts it, as a SaveableObject. Methods that write return None in
+    eager mode, the operation in a graph. The argument `name` of methods has no effect.
 
     Args:
       key_dtype: tf.int64, tf.int32 or tf.string.
       value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
-      default_value: the row of a missing key, (dim,) numbers, as many as a row has.
-      name: of the table; it also seeds random initial values.
-      checkpoint: whether checkpoints have it.
+      default_value: row of a missing key, (dim,) numbers; its length sets dim.
+      name: of the table; also seeds random initial values.
+      checkpoint: whether checkpoints include it.
       options: of the engine's table.
 
     Raises:
-      DtypeError: such keys or values there are not.
+      DtypeError: unsupported keys or values.
     """
 
     kind = "dynamic_embedding table"
@@ -97,11 +90,11 @@ class HashTable(TableVariable, SaveableObject):
     )
     instead_of_custom_step = "Train it with de.DynamicEmbeddingOptimizer in a loop of your own."
     instead_of_partitions = "Look each up by itself."
-    # A saver of TF1 finds the table among the saveable objects: `save_with_graph` puts it there.
+    # TF1 savers find it among the saveable objects, where `save_with_graph` puts it.
     collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
     var_type = "hbm"
-    is_shared = False  # whether its rows are in a server that all processes share
-    shards_of_tfra: ShardsOfTfra | None = None  # of the checkpoint that was restored last
+    is_shared = False  # whether all processes share its rows in a server
+    shards_of_tfra: ShardsOfTfra | None = None  # of the checkpoint restored last
 
     def __init__(
         self,
@@ -158,37 +151,33 @@ class HashTable(TableVariable, SaveableObject):
                 self._size_in_graph = self._new_size()
 
     def _made_by(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
-        """Returns the table that has the rows: one of this process, but in subclasses."""
+        """Returns the table with the rows: one of this process; subclasses override it."""
         return make()
 
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
-        """Returns the rows of keys, as `lookup`: nothing is inserted."""
+        """Returns the rows of keys, as `lookup`, without inserting."""
         return self.lookup(indices)
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
-        """Returns keys of any shape as the integers that the table knows them by.
+        """Returns keys of any shape as the table's integers. DtypeError: they are not its keys.
 
         Args:
-          remember: whether keys may be inserted by them.
-
-        Raises:
-          DtypeError: they are no keys of the table.
+          remember: whether they may be inserted.
         """
         keys = checked_keys(keys, self.key_dtype, self.name)
         return keys if self._texts is None else self._texts.keys(keys, remember)
 
     def original_keys(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns integers (n,) that are in the table as the keys that programs know."""
+        """Converts the table's integers (n,) back to the program's keys."""
         return keys if self._texts is None else self._texts.texts(keys)
 
-    # ---------------------------------------------------------------- what programs call
+    # ---------------------------------------------------------------- public methods
 
     def size(self, name: str | None = None) -> tf.Tensor:
         """Returns the number of keys, scalar int64.
 
-        In a graph of TF1 that is one tensor, which was made with the table: it can be asked for in
-        a finalized graph. Only what is to wait for other operations, or is in a loop or branch, is
-        a new one.
+        In a TF1 graph this is one tensor, made with the table, so a finalized graph can ask for it.
+        Only inside loops, branches or control dependencies is it a new one.
         """
         known = self._size_in_graph
         if known is None or tf.executing_eagerly():
@@ -209,16 +198,14 @@ class HashTable(TableVariable, SaveableObject):
         return_exists: bool = False,
         name: str | None = None,
     ) -> Any:
-        """Returns the rows of keys. It changes nothing.
+        """Returns the rows of keys, keys.shape + [dim]. It changes nothing.
 
         Args:
           keys: of any shape.
-          dynamic_default_values: keys.shape + [dim] or (dim,): what missing keys give in place of
-            the table's default.
-          return_exists: whether to return, too, which keys are in the table.
-
-        Returns:
-          keys.shape + [dim]; with it a bool of the keys' shape.
+          dynamic_default_values: keys.shape + [dim] or (dim,): rows for missing keys instead of the
+            table's default.
+          return_exists: whether to also return which keys are in the table, bool of the keys'
+            shape.
         """
         keys = self.keys_of(keys)
         if dynamic_default_values is None and not return_exists:
@@ -230,14 +217,8 @@ class HashTable(TableVariable, SaveableObject):
         return (values, exists) if return_exists else values
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the rows of keys, inserting new ones; of a repeated key the last row counts.
-
-        Args:
-          keys: of any shape.
-          values: keys.shape + [dim].
-
-        Returns:
-          None in eager mode, the operation in a graph.
+        """Sets the rows (keys.shape + [dim]) of keys, inserting new ones; the last of a repeated
+        key wins.
         """
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values, ints, self.dimension, self.value_dtype, self.name)
@@ -247,30 +228,17 @@ class HashTable(TableVariable, SaveableObject):
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
         """Adds to the rows of keys, or inserts them.
 
-        A key that is in the table and exists by the caller's knowledge has a delta added, and one
-        that neither is nor does is inserted. Any other is left alone: another worker has inserted
-        or removed it. Deltas of a repeated key are summed; of one to be inserted the first counts.
-
-        Args:
-          keys: of any shape.
-          values_or_deltas: keys.shape + [dim].
-          exists: bool, one for each key.
-
-        Returns:
-          None in eager mode, the operation in a graph.
+        If `exists` (bool per key) and the table agree, an existing key gets its delta added, and a
+        missing one is inserted. Other keys are skipped: another worker inserted or removed them.
+        Deltas of a repeated key are summed; on insertion the first wins. Values are keys.shape +
+        [dim].
         """
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values_or_deltas, ints, self.dimension, self.value_dtype, self.name)
         return self._accumulated(ints, exists, values)
 
     def accum_difference(self, keys: Any, old_values: Any, new_values: Any, exists: Any) -> Any:
-        """Does what `accum` does with new - old of keys that exist, and with new of others.
-
-        Args:
-          keys: of any shape.
-          exists: bool, one for each key: whether the caller found it.
-          old_values, new_values: keys.shape + [dim].
-        """
+        """As `accum`, with new - old values for keys that exist and new values for others."""
         ints = self.keys_of(keys, remember=True)
         old, new = (
             checked_values(values, ints, self.dimension, self.value_dtype, self.name)
@@ -279,8 +247,8 @@ class HashTable(TableVariable, SaveableObject):
         return self._accumulated(ints, exists, new, old)
 
     def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
-        """Does what `accum` does; tables that count steps do more."""
-        if self.value_dtype in (tf.float16, tf.bfloat16):  # a difference of halves is no half
+        """Implements `accum`; tables that count steps extend it."""
+        if self.value_dtype in (tf.float16, tf.bfloat16):  # a half cannot hold it
             values = tuple(tf.cast(each, tf.float32) for each in values)
         flags = tf.cast(tf.reshape(tf.cast(exists, tf.bool), [-1]), tf.uint8)
         keys = tf.reshape(keys, [-1])
@@ -288,19 +256,15 @@ class HashTable(TableVariable, SaveableObject):
         return method_call(self, "accum", _accumulate, [keys, flags, *values], plan=plan)
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
-        """Removes keys, with rows and optimizer states; missing ones are left out.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-        """
+        """Removes keys with rows and optimizer states; missing keys are ignored."""
         return _done(table_ops.erase(self, self.keys_of(keys)))
 
     def clear(self, name: str | None = None) -> Any:
-        """Removes all keys. Returns None in eager mode, the operation in a graph."""
+        """Removes all keys."""
         return table_ops.clear(self)
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,), in the order of their integers, and their rows (n, dim)."""
+        """Returns all keys (n,), in the order of their integers, and rows (n, dim)."""
         keys, values = table_exports.export(self)
         return self.original_keys(keys), values
 
@@ -309,53 +273,53 @@ class HashTable(TableVariable, SaveableObject):
 
     @property
     def saved_as(self) -> tuple[Any, int | None]:
-        """Whose files its methods write and read, and the number of the shard; None: all."""
+        """The owner of the files for its methods, and the number of the shard; None: all."""
         return self, None
 
     def scores_of(self, keys: tf.Tensor) -> tf.Tensor | None:
-        """Returns the scores to write keys with; None: as a lookup would."""
+        """Returns the scores to write with keys; None: as for a lookup."""
         return None
 
     # ---------------------------------------------------------------- checkpoints
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
-        """Returns what a checkpoint has beneath the table, by name: of TFRA's the shards."""
+        """Returns a child in a checkpoint by name: the shards of a TFRA table."""
         if self.shards_of_tfra is not None and name.isdigit():
             return self.shards_of_tfra.shard(name)
         return super()._lookup_dependency(name, cached_dependencies)
 
     @property
     def op(self) -> Any:
-        """The operation of a graph; in eager mode, without any, a saver of TF1 has the handle."""
+        """The operation in a graph; the handle in eager mode, for TF1 savers."""
         if self._in_graph_mode or not is_called_from(SAVER):
             return super().op
         return self.handle
 
     @property
     def specs(self) -> list[Any]:
-        """The tensors that a saver of TF1 saves."""
+        """The tensors that a TF1 saver saves."""
         return list(self._saveable().specs)
 
     def restore(self, restored_tensors: list[tf.Tensor], restored_shapes: Any) -> Any:
-        """Returns the operation that makes the table what a saver of TF1 has saved."""
+        """Returns the operation that restores what a TF1 saver saved."""
         return self._saveable().restore(restored_tensors, restored_shapes)
 
     def _saveable(self) -> TableSaveable:
         return TableSaveable(self, self.op.name if self._in_graph_mode else self.table.name)
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        """Returns what a checkpoint has: tensors, or a SaveSpec where rows are in files."""
+        """Returns the tensors of a checkpoint, or a SaveSpec if rows are in files."""
         if self.files is not None:
             return {"files": _write(self)}
         tensors = self.saved_tensors()
         tensors["description"] = tf.constant(_described(self))
         if tf.executing_eagerly():
             return tensors
-        with tf.device("CPU:0"):  # where files are written; a saver of TF1 wants all in one place
+        with tf.device("CPU:0"):  # where files are written; a TF1 saver wants all on one device
             return {name: tf.identity(tensor) for name, tensor in tensors.items()}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        """Makes it what `_serialize_to_tensors` gave of one like it; returns the operation."""
+        """Restores `_serialize_to_tensors` of a similar table; returns the operation."""
         tensors = dict(restored_tensors)
         if self.files is not None:
             return _read(self, tensors["files"])
@@ -366,14 +330,14 @@ class HashTable(TableVariable, SaveableObject):
         return self.restore_tensors(tensors)
 
     def saved_tensors(self) -> dict[str, tf.Tensor]:
-        """Returns rows, states and what else a table is restored from, wherever it is kept."""
+        """Returns rows, states and all else needed to restore the table."""
         tensors = super()._serialize_to_tensors()
         if self._texts is not None:
             tensors["texts"] = self._texts.texts(tensors["keys"])
         return tensors
 
     def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> Any:
-        """Makes the table what `saved_tensors` gave of one like it; returns the operation."""
+        """Restores `saved_tensors` of a similar table; returns the operation."""
         tensors = dict(tensors)
         if self._texts is not None:
             texts = tensors.pop("texts")
@@ -382,7 +346,7 @@ class HashTable(TableVariable, SaveableObject):
 
 
 def _done(result: Any) -> Any:
-    """Returns what a write gives a program: None in eager mode, the operation in a graph."""
+    """Returns None in eager mode, the operation in a graph."""
     if tf.executing_eagerly():
         return None
     return result.op if isinstance(result, tf.Tensor) else result
@@ -414,10 +378,10 @@ def _accumulate(
 
 
 def _described(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> str:
-    """Returns the JSON of a `HashTable`'s name, dtypes and dim.
+    """Returns JSON of a `HashTable`'s name, dtypes and dim.
 
     Args:
-      checksums: of the files that this process has written of it; None: it has no files.
+      checksums: of the files that this process wrote; None: no files.
     """
     facts = (rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension)
     description = dict(zip(_FIELDS, facts, strict=True))
@@ -425,18 +389,13 @@ def _described(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> s
 
 
 def _described_checksums(saved: str | bytes) -> list[tuple[int, int]] | None:
-    """Returns the checksums that were passed to `_described`."""
+    """Returns the checksums passed to `_described`."""
     checksums = parsed(saved, "a table").get("files")
     return None if checksums is None else [tuple(pair) for pair in checksums]
 
 
 def _check_described(rows: Any, saved: str | bytes) -> None:
-    """Raises ValueError if what was saved is of another table.
-
-    Args:
-      rows: a `HashTable`, which is to be restored.
-      saved: what `_described` gave of the table that was saved.
-    """
+    """Raises ValueError if a description of `_described` is of another table."""
     facts, expected = parsed(saved, "a table"), json.loads(_described(rows))
     wrong = [field for field in _FIELDS if facts.get(field) != expected[field]]
     if wrong:
@@ -449,18 +408,18 @@ def _check_described(rows: Any, saved: str | bytes) -> None:
 
 
 def _write(table: Any) -> Any:
-    """Writes the files of the rows, and returns the description that a checkpoint has instead."""
+    """Writes the files of the rows, and returns the description for the checkpoint."""
 
     def write(rows: Any, *prefix: bytes) -> str:
         return _described(rows, rows.files.write(*prefix))
 
     def written() -> tf.Tensor:
         call = saver_call()
-        if call is not None and call.restores:  # it asks what shape a tensor has
+        if call is not None and call.restores:  # TensorFlow asks for the tensor's shape
             return tf.constant("")
         return file_call(table, f"Saving {table.name!r}", write, _prefix(call), [tf.string])[0]
 
-    # TensorFlow asks before it restores as well; it calls this only where it saves.
+    # TensorFlow also asks before restoring; it calls this only for saving.
     with tf.device("CPU:0"):
         device = tf.constant("").device
     return SaveSpec(written, "", "files", tf.string, device)
@@ -477,7 +436,7 @@ def _read(table: Any, description: tf.Tensor) -> Any:
 
 
 def _prefix(call: SaverCall | None) -> list[tf.Tensor]:
-    """Returns what the checkpoint's files start with where a saver of TF1 asks, which knows it."""
+    """Returns the checkpoint prefix if a TF1 saver asks, which knows it."""
     return [] if call is None else [call.filename]
 
 
@@ -487,10 +446,10 @@ class CuckooHashTable(HashTable):
     Args:
       key_dtype: tf.int64, tf.int32 or tf.string.
       value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
-      default_value: the row of a missing key, (dim,) numbers, as many as a row has.
-      name: of the table; it also seeds random initial values.
-      checkpoint: whether checkpoints have it.
-      init_size: keys to make room for at once; 0: the environment variable TF_HASHTABLE_INIT_SIZE,
+      default_value: row of a missing key, (dim,) numbers; its length sets dim.
+      name: of the table; also seeds random initial values.
+      checkpoint: whether checkpoints include it.
+      init_size: keys to reserve memory for; 0: the environment variable TF_HASHTABLE_INIT_SIZE,
         else 8,192.
       config, device, shard_saveable_object_fn: not used.
     """

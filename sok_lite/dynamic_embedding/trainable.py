@@ -1,8 +1,7 @@
 """`TrainableWrapper` and `ShadowVariable`: variables for gradient tapes and optimizers.
 
-A trainable has no rows and no buffers of its own: it is the variable's table by another name. Many
-may be of one variable; their gradients are of the same rows, and the rows have one state for each
-optimizer, whatever the trainable.
+A trainable has no rows or buffers: it is the variable's table by another name. A variable may have
+many; their gradients go to the same rows, with one state per optimizer, whatever the trainable.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,24 +17,24 @@ from sok_lite.bridge.sparse_matrix import clipped
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 
-# What optimizers that train dynamic embeddings say of themselves.
+# How optimizers that train dynamic embeddings identify themselves.
 API = "dynamic_embedding"
 
 
 @unconverted
 class TrainableWrapper(TableVariable):
-    """A variable as a graph trains it: `var_list` and gradients name it.
+    """A variable's trainable in a graph, for `var_list` and gradients.
 
     Args:
       params: the variable.
-      ids: keys that it was made for; None: it is for any.
-      max_norm: rows are clipped to this norm where they are read, and never written so.
+      ids: keys that it was made for; None: any.
+      max_norm: clip rows to this norm when read; they are never stored clipped.
       name: in TensorFlow; None: the variable's.
       trainable: whether it is trained; None: as the variable is.
 
     Attributes:
       params, max_norm: the arguments.
-      is_frozen: whether it is not to be trained for the time being, as a layer of Keras can say.
+      is_frozen: whether a Keras layer currently excludes it from training.
     """
 
     kind = "de.TrainableWrapper"
@@ -55,10 +54,10 @@ class TrainableWrapper(TableVariable):
         "hvd.DistributedOptimizer, that makes a new optimizer."
     )
     instead_of_partitions = "Look each up by itself."
-    # Of TF1: it is trainable, but needs no initialization, and no saver saves it.
+    # In TF1 it is trainable, but needs no initialization, and savers skip it.
     collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
     is_frozen = False
-    regularizer = None  # Keras 3 asks each weight of a model for it
+    regularizer = None  # Keras 3 reads it from each weight
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class TrainableWrapper(TableVariable):
         name: str | None = None,
         trainable: bool | None = None,
     ) -> None:
-        patch_optimizers()  # an optimizer that Keras loads is to train it, too
+        patch_optimizers()  # optimizers that Keras loads must train it too
         self.params = params
         self.max_norm = max_norm
         self._ids = ids
@@ -80,7 +79,7 @@ class TrainableWrapper(TableVariable):
             trainable=bool(trained and params.is_differentiable),
         )
         if params.checkpoint:
-            self._track_trackable(params, "params")  # a checkpoint of a layer has its rows
+            self._track_trackable(params, "params")  # a checkpoint of a layer then has its rows
 
     @property
     def trainable(self) -> bool:
@@ -93,17 +92,17 @@ class TrainableWrapper(TableVariable):
         return tf.TensorShape([0, self.dimension])
 
     def is_trained_by(self, optimizer: Any) -> bool:
-        """Whether an optimizer went through `DynamicEmbeddingOptimizer`."""
+        """Whether an optimizer was passed to `DynamicEmbeddingOptimizer`."""
         return trains_for(API, tf1_optimizer_in(optimizer))
 
     @property
     def trained_as(self) -> TableVariable:
-        """The variable's rows: those of all its trainables are one table."""
+        """The variable's rows: all its trainables are one table."""
         rows: TableVariable = self.params.rows
         return rows
 
     def after_step(self, keys: tf.Tensor) -> list[Any]:
-        """Tells the policy and the table of the keys that were trained."""
+        """Notifies the policy and the table of trained keys."""
         params, told = self.params, []
         if params.restrict_policy is not None:
             told.append(params.restrict_policy.apply_update(params.rows.original_keys(keys)))
@@ -113,17 +112,12 @@ class TrainableWrapper(TableVariable):
 
     @property
     def ids(self) -> Any:
-        """The keys that were looked up last outside of tf.functions; (0,) if there were none."""
+        """The keys last looked up outside of tf.functions; (0,) without any."""
         return tf.zeros([0], self.params.key_dtype) if self._ids is None else self._ids
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Returns the rows of keys, with a gradient; nothing is inserted.
-
-        Args:
-          ids: keys of any shape, of the variable's key dtype.
-
-        Returns:
-          ids.shape + [dim].
+        """Returns the rows (ids.shape + [dim]) of keys of any shape, with a gradient; inserts
+        nothing.
         """
         if not tf.inside_function():
             self._ids = ids
@@ -133,27 +127,23 @@ class TrainableWrapper(TableVariable):
         return clipped(local_lookup(self, keys, MissingKeyPolicy(False)), self.max_norm)
 
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
-        """Returns the rows of keys with a gradient, as `lookup` does; nothing is inserted."""
+        """As `lookup`: rows with a gradient; inserts nothing."""
         return self.lookup(indices)
 
     def read_value(self, do_prefetch: bool = True) -> tf.Tensor:
-        """Returns the rows of `ids` as they are now, ids.shape + [dim]."""
+        """Returns the current rows of `ids`, ids.shape + [dim]."""
         return self.lookup(self.ids)
 
     def prefetch_values(self, update: bool = False) -> tf.Tensor:
-        """Returns the rows of `ids` as they are now, without a gradient."""
+        """Returns the current rows of `ids`, without a gradient."""
         return clipped(self.params.lookup(self.ids), self.max_norm)
 
     def transform(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns rows as they are read: clipped to `max_norm`."""
+        """Clips rows to `max_norm`."""
         return clipped(values, self.max_norm)
 
     def update_op(self, v0: Any = None) -> Any:
-        """Writes rows to `ids`: by default those that they have, which inserts missing keys.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-        """
+        """Writes rows to `ids`: by default their own, which inserts missing keys."""
         ids = self.ids
         return self.params.upsert(ids, self.params.lookup(ids) if v0 is None else v0)
 
@@ -172,20 +162,20 @@ class TrainableWrapper(TableVariable):
 
 @unconverted
 class ShadowVariable(TrainableWrapper):
-    """A variable as eager code and tf.functions train it; the variable has it by its name.
+    """A variable's trainable in eager code and tf.functions, by name.
 
     Args:
       params: a `Variable`.
-      name: the variable's `get_trainable_by_name` gives it back.
-      max_norm: rows are clipped to this norm where they are read; None: they are not.
+      name: for the variable's `get_trainable_by_name`.
+      max_norm: clip rows to this norm when read; None: do not clip.
       trainable: whether it is trained.
       distribute_strategy: must be None, or have one replica.
-      ids: a tf.Variable that is assigned the keys of each lookup; None: there is none.
+      ids: a tf.Variable that receives the keys of each lookup, or None.
       exists, collections, model_mode: not used.
 
     Raises:
-      NotImplementedError: in a graph of TF1.
-      TypeError: `params` or `ids` is no such thing.
+      NotImplementedError: in a TF1 graph.
+      TypeError: `params` or `ids` of another type.
     """
 
     kind = "de.shadow_ops.ShadowVariable"
@@ -237,25 +227,24 @@ class ShadowVariable(TrainableWrapper):
 
 
 def tf1_optimizer_in(optimizer: Any) -> Any:
-    """Returns the optimizer of TF1 that tf_keras has wrapped for a model; another as it is."""
+    """Returns the TF1 optimizer that tf_keras wrapped for a model; others unchanged."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, tf.compat.v1.train.Optimizer) else optimizer
 
 
 class DEResourceVariable:
-    """A marker for the buffers that other implementations keep: there are none here."""
+    """A marker for buffers of other implementations; this package has none."""
 
 
 def trainable_wrapper_filter(
     iterable_object_in: Iterable[Any],
     test_unaggregated_function: Callable[[Any], bool] | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Splits (gradient, variable) pairs, or variables, into (dense, of dynamic embeddings).
+    """Splits (gradient, variable) pairs, or variables, into (dense, dynamic embeddings).
 
     Args:
-      iterable_object_in: the pairs.
-      test_unaggregated_function: takes one and tells whether it is of a dynamic embedding; None:
-        whether its variable is a `TrainableWrapper`.
+      test_unaggregated_function: tells whether one is of a dynamic embedding; None: whether its
+        variable is a `TrainableWrapper`.
     """
 
     def is_trainable(item: Any) -> bool:

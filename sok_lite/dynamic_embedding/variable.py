@@ -1,4 +1,4 @@
-"""`Variable`: a table of embeddings by key, in TFRA's words, with its shards and collections."""
+"""`Variable`: TFRA's table of embeddings by key, with its shards and collections."""
 
 import inspect
 import threading
@@ -42,47 +42,48 @@ _TRAINABLE = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
 class Variable(tf.__internal__.tracking.Trackable):
     """Embeddings by key: rows of `dim` values, in a table that grows with its keys.
 
-    Lookups never insert; `upsert`, `accum` and training do. A missing key gives its initial value,
-    which is a function of the variable's name and the key: training then inserts just that row.
+    Lookups never insert; `upsert`, `accum` and training do. A missing key returns its initial
+    value, a function of the variable's name and the key; training then inserts exactly that row.
 
-    All shards of a variable lie in one table on the device of the process, the GPU where there is
-    one. `devices` says how many shards there are, and the partitioner which one a key is of.
-
-    In a job of several ranks each rank has a table of its own, but where a layer or function looks
-    keys up on all ranks (`HvdAllToAllEmbedding`): the partitioner then says whose a key is.
+    All shards lie in one table on the device of the process, the GPU if there is one. `devices`
+    sets the number of shards, and the partitioner assigns keys to them. On several ranks each rank
+    has its own table, except where a layer or function looks up on all ranks
+    (`HvdAllToAllEmbedding`): there the partitioner assigns the owner rank. Methods that write
+    return None in eager mode, the operation in a graph. Keys of another dtype raise a TypeError
+    that is also a ValueError. The argument `name` of methods has no effect.
 
     Args:
       key_dtype: tf.int64, tf.int32 or tf.string.
-      value_dtype: tf.float32, float16, bfloat16 or float64, which can be trained (a step computes
-        in float32, and rounds a row of float64 to it); int32, int64 or int8, which cannot.
+      value_dtype: tf.float32, float16, bfloat16 or float64, which are trainable (a step computes in
+        float32 and rounds float64 rows to it); int32, int64 or int8, which are not.
       dim: elements of a row.
-      devices: one name for each shard; None: one shard. Not on parameter servers that several
-        workers share: each would have a table of its own.
-      partitioner: takes keys (n,) and the number of shards, gives the shard of each key, (n,)
-        int32: the same for a key whenever it is asked.
+      devices: one name per shard; None: one shard. No parameter servers that several workers share:
+        each would have its own table.
+      partitioner: maps keys (n,) and the number of shards to the shard of each key, (n,) int32;
+        always the same for a key.
       shared_name: not used.
-      name: of the variable. It also seeds random initial values.
+      name: of the variable; also seeds random initial values.
       initializer: initial value of a row: a number, an array of `dim`, an initializer of Keras or
         TensorFlow, or a function that returns one of these; None: 0.
-      trainable: whether gradients are taken.
-      checkpoint: whether checkpoints have the variable.
-      init_size: keys to make room for, in all shards together; 0: the environment variable
-        TF_HASHTABLE_INIT_SIZE, else 8,192 in each.
-      kv_creator: makes the table; None: `CuckooHashTableCreator()`.
-      restrict_policy: a class, by which `restrict` chooses what goes.
-      bp_v2: accepted. An update changes a row as it is at the time, in one piece, with it and
-        without: two workers that train one key both count.
+      trainable: whether gradients are computed.
+      checkpoint: whether checkpoints include the variable.
+      init_size: keys to reserve memory for, in all shards together; 0: the environment variable
+        TF_HASHTABLE_INIT_SIZE, else 8,192 per shard.
+      kv_creator: creates the table; None: `CuckooHashTableCreator()`.
+      restrict_policy: a class that chooses the keys for `restrict` to remove.
+      bp_v2: no effect: an update always changes the current row, atomically, so two workers that
+        train one key both count.
       short_file_name: whether `get_variable` leaves variable scopes out of the name.
-      row_shape: (fan_in, fan_out) that Glorot, He, Lecun and VarianceScaling count with. TFRA takes
-        the keys of a lookup for fan_in; None: (dim, dim), and a warning says what TFRA would draw.
+      row_shape: (fan_in, fan_out) for Glorot, He, Lecun and VarianceScaling. TFRA uses the keys of
+        a lookup as fan_in; None: (dim, dim), with a warning on what TFRA would draw.
 
     Attributes: all arguments, or their defaults; `shard_num`, the number of shards.
 
     Raises:
-      TypeError: a dtype that there is not (also a ValueError), an argument of a wrong type.
-      ValueError: `dim` or `init_size` out of range, an initializer that needs a whole matrix, a
-        `row_shape` that is none, or texts as keys with a `FileSystemSaver`.
-      NotImplementedError: `devices` are those of a job that has several workers.
+      TypeError: an unsupported dtype (also a ValueError), or an argument of a wrong type.
+      ValueError: `dim` or `init_size` out of range, an initializer that needs a matrix, an invalid
+        `row_shape`, or string keys with a `FileSystemSaver`.
+      NotImplementedError: `devices` of a job with several workers.
     """
 
     is_dynamic_embedding = True
@@ -164,10 +165,9 @@ class Variable(tf.__internal__.tracking.Trackable):
             add_to_graph(self)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        """Returns what a saver of TF1 saves where its list has the variable itself.
+        """Returns what a TF1 saver saves if its list has the variable itself.
 
-        Raises:
-          NotImplementedError: its rows are elsewhere, and it has nothing to save.
+        NotImplementedError: its rows are elsewhere, and it has nothing to save.
         """
         if not (self.checkpoint and is_called_from(SAVER)):
             return {}
@@ -176,19 +176,18 @@ class Variable(tf.__internal__.tracking.Trackable):
                 f"A Saver cannot save {self.name!r}. {self.rows.instead_of_save} Leave it out of "
                 "the variables of the Saver, or make it with checkpoint=False."
             )
-        # The name that it has where a saver is not told what to save.
+        # The name it has if a saver gets no list.
         name = self.name if tf.executing_eagerly() else self.rows.op.name
         return {WHOLE: lambda named=name: TableSaveable(self.rows, named)}
 
     def _checkpoint_adapter(self, path: str) -> None:
-        """Notes which checkpoint is being restored, where TensorFlow tells."""
+        """Remembers the path of the checkpoint being restored."""
         self._restored_from = path
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
-        """Returns what a checkpoint has beneath the variable, by name: of TFRA's its rows.
+        """Returns a child in a checkpoint by name: the tables of a TFRA variable.
 
-        Raises:
-          ValueError: they are of a variable with another name.
+        ValueError: they belong to a variable of another name.
         """
         if not (self.rows.checkpoint and name.startswith(LISTED)):
             return super()._lookup_dependency(name, cached_dependencies)
@@ -206,32 +205,32 @@ class Variable(tf.__internal__.tracking.Trackable):
 
     @property
     def tables(self) -> list[Any]:
-        """The tables of the shards: the one there is, or a view of each shard."""
+        """The tables of the shards: the only one, or a view of each shard."""
         if self.shard_num == 1:
             return [self.rows]
         return [Shard(self, index) for index in range(self.shard_num)]
 
     @property
     def restrict_policy(self) -> RestrictPolicy | None:
-        """The policy, made for this variable; None: there is none."""
+        """The policy of this variable, or None."""
         return self._restrict_policy
 
     @property
     def trainable_store(self) -> dict[str, ShadowVariable]:
-        """The trainables of eager mode by name."""
+        """The eager trainables by name."""
         return self._trainables
 
     _trainable_store = trainable_store
 
     @property
     def tables_held(self) -> list[Any]:
-        """The tables that Keras would leave out of a model that holds the variable."""
+        """Tables that Keras would miss in a model that holds the variable."""
         policy = self._restrict_policy
         return [self.rows] + ([] if policy is None else policy.status.tables_held)
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether its values are such as can be trained."""
+        """Whether its values can be trained."""
         return self.value_dtype in _TRAINABLE
 
     @property
@@ -240,9 +239,9 @@ class Variable(tf.__internal__.tracking.Trackable):
         return self.is_differentiable and self.rows.table.all_ranks_refusal is None
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
-        """Returns keys of any shape as the integers that the table knows them by.
+        """Returns keys of any shape as the table's integers.
 
-        The partitioner is called, and the shards that it returns are checked.
+        It calls the partitioner and checks the returned shards.
         """
         return self.rows.keys_of(self._checked_keys(keys), remember)
 
@@ -251,33 +250,26 @@ class Variable(tf.__internal__.tracking.Trackable):
         return partitioned(self.partition_fn, tf.reshape(keys, [-1]), self.shard_num)
 
     def _checked_keys(self, keys: Any) -> tf.Tensor:
-        """Returns keys as a tensor; the partitioner has been asked."""
+        """Returns keys as a tensor, after asking the partitioner."""
         keys = checked_keys(keys, self.key_dtype, self.name)
         if self.shard_num > 1 or self.partition_fn is not default_partition_fn:
             self.shards_of(keys)
         return keys
 
     def _with_status(self, method: str, *arguments: Any) -> Any:
-        """Does with the policy's status what is done with the rows."""
+        """Calls a method of the rows and of the policy's status."""
         policy = self.restrict_policy
         return None if policy is None else getattr(policy.status, method)(*arguments)
 
-    # ---------------------------------------------------------------- what programs call
+    # ---------------------------------------------------------------- public methods
 
     def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the rows of keys, inserting new ones. Of a repeated key the last row counts.
+        """Sets the rows of keys, inserting new ones. The last row of a repeated key wins.
 
         Args:
           keys: of any shape and the variable's key dtype.
-          values: keys.shape + [dim].
-          name: not used.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises:
-          TypeError: keys or values of another dtype. (It is a ValueError as well.)
-          tf.errors.InvalidArgumentError: values of another shape. (It is a ValueError as well.)
+          values: keys.shape + [dim]; another shape raises tf.errors.InvalidArgumentError that is
+            also a ValueError.
         """
         return self.rows.insert(self._checked_keys(keys), values)
 
@@ -286,58 +278,39 @@ class Variable(tf.__internal__.tracking.Trackable):
     ) -> Any:
         """Adds `new_values - old_values` to the rows of keys, or inserts `new_values`.
 
-        A key that exists by `exists` and is in the table has the difference added; one that is in
-        neither is inserted; any other is left alone, for somebody else has inserted or removed it.
-        Differences of a repeated key are summed; of one to be inserted the first row counts. What
-        is in the table is what was there when the call began.
+        If `exists` and the table agree at the start of the call, an existing key gets the
+        difference added, and a missing one is inserted. Other keys are skipped: someone else
+        inserted or removed them. Differences of a repeated key are summed; on insertion the first
+        row wins. Errors as for `upsert`.
 
         Args:
           keys: of any shape and the variable's key dtype.
           old_values, new_values: keys.shape + [dim].
-          exists: bool, one for each key.
-          name: not used.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises: as `upsert`.
+          exists: bool per key.
         """
         return self.rows.accum_difference(self._checked_keys(keys), old_values, new_values, exists)
 
     def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
-        """Returns the rows of keys, without a gradient. It changes nothing.
+        """Returns the rows of keys, keys.shape + [dim], without a gradient. It changes nothing.
 
         Args:
           keys: of any shape and the variable's key dtype.
-          return_exists: whether to return, too, which keys are in the table.
-          name: not used.
-
-        Returns:
-          keys.shape + [dim]; with `return_exists` also a bool of the keys' shape.
-
-        Raises:
-          TypeError: keys of another dtype. (It is a ValueError as well.)
+          return_exists: whether to also return which keys are in the table, bool of the keys'
+            shape.
         """
         return self.rows.lookup(self._checked_keys(keys), return_exists=return_exists)
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
-        """Removes keys with their rows and optimizer states; missing ones are left out.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises:
-          TypeError: keys of another dtype. (It is a ValueError as well.)
-        """
+        """Removes keys with their rows and optimizer states; missing keys are ignored."""
         keys = self._checked_keys(keys)
         return _both(self.rows.remove(keys), self._with_status("remove", keys))
 
     def clear(self, name: str | None = None) -> Any:
-        """Removes all keys. Returns None in eager mode, the operation in a graph."""
+        """Removes all keys."""
         return _both(self.rows.clear(), self._with_status("clear"))
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,) and their rows (n, dim): those of shard 0 first, then of 1, ..."""
+        """Returns all keys (n,) and their rows (n, dim), ordered by shard."""
         keys, values = self.rows.export()
         if self.shard_num == 1:
             return keys, values
@@ -345,11 +318,10 @@ class Variable(tf.__internal__.tracking.Trackable):
         return tf.gather(keys, order), tf.gather(values, order)
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
-        """Returns how many keys there are, scalar int64.
+        """Returns the number of keys, scalar int64.
 
         Args:
-          index: of a shard: its keys are counted, which looks at all keys; None: of all.
-          name: not used.
+          index: of a shard to count, which scans all keys; None: all.
 
         Raises:
           IndexError: there is no such shard.
@@ -365,7 +337,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     ) -> Any:
         """Returns the rows of keys, ids.shape + [dim]; with `return_trainable` (rows, trainable).
 
-        What is trained is `<name>/embedding_lookup`. The arguments are those of `embedding_lookup`.
+        The trainable is `<name>/embedding_lookup`. Arguments as for `de.embedding_lookup`.
         """
         name = f"{name or self.name}/embedding_lookup"
         return lookups.embedding_lookup(
@@ -373,11 +345,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         )
 
     def verify_embedding_weights(self, sparse_ids: Any, sparse_weights: Any = None) -> None:
-        """Raises if keys, or their weights, are none that the variable can be looked up with.
-
-        Raises:
-          ValueError: no keys. TypeError: keys of another dtype, or weights that are no floats.
-        """
+        """Raises ValueError or TypeError unless keys and weights can be looked up."""
         if sparse_ids is None:
             raise ValueError("`sparse_ids` must be given. Received: None.")
         if sparse_ids.dtype != self.key_dtype:
@@ -391,11 +359,11 @@ class Variable(tf.__internal__.tracking.Trackable):
             )
 
     def get_trainable_by_name(self, name: str) -> ShadowVariable:
-        """Returns the trainable that lookups of that name are through; makes it where it is new.
+        """Returns the trainable of lookups of that name, making it if needed.
 
         Raises:
-          TypeError: the name is no text.
-          RuntimeError: in a graph of TF1.
+          TypeError: the name is not a string.
+          RuntimeError: in a TF1 graph.
         """
         if not isinstance(name, str):
             raise TypeError(f"name should be a string. Received: {name!r}.")
@@ -410,15 +378,14 @@ class Variable(tf.__internal__.tracking.Trackable):
     get_eager_trainable_by_name = get_trainable_by_name
 
     def restrict(self, num_reserved: int, **kwargs: Any) -> Any:
-        """Removes all but some keys, chosen by the policy, with their states and status.
+        """Removes all keys but those the policy keeps, with their states and status.
 
         Args:
-          num_reserved: keys to be kept.
+          num_reserved: keys to keep.
           **kwargs: of the policy's `apply_restriction`, such as `trigger`.
 
         Returns:
-          The operation in a graph; None in eager mode, or where there is no policy: then a warning
-          is logged.
+          The operation in a graph; None in eager mode, or without a policy, which logs a warning.
         """
         if self._restrict_policy is None:
             tf.get_logger().warning(
@@ -428,22 +395,16 @@ class Variable(tf.__internal__.tracking.Trackable):
         return self._restrict_policy.apply_restriction(num_reserved, **kwargs)
 
     def get_slot_variables(self, optimizer: Any) -> list[SlotVariable]:
-        """Returns the states that an optimizer keeps of the rows, each by its name.
+        """Returns an optimizer's states of the rows, as views by name; [] before it trained any.
 
         Args:
-          optimizer: of Keras, tf_keras or tf.compat.v1.train.
-
-        Returns:
-          Views; [] where the optimizer has not trained the variable.
-
-        Raises:
-          TypeError: it is no optimizer.
+          optimizer: of Keras, tf_keras or tf.compat.v1.train; else a TypeError is raised.
         """
         family_of(optimizer)
         return slots_of(self, optimizer)
 
     def trainable_named(self, names: Sequence[str]) -> ShadowVariable:
-        """Returns the trainable that has one of some names; it has all of them from now on."""
+        """Returns the trainable that has one of the names; it then has all of them."""
         with self._naming:
             found = next((self._trainables[n] for n in names if n in self._trainables), None)
             found = ShadowVariable(self, names[0]) if found is None else found
@@ -454,10 +415,10 @@ class Variable(tf.__internal__.tracking.Trackable):
     def export_keys_and_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,) and their scores (n,) int64, of an `HkvHashTable` only.
+        """Returns all keys (n,) and scores (n,) int64 of an `HkvHashTable`.
 
         Raises:
-          TypeError: the table keeps no scores: the creator is no `HkvHashTableCreator`.
+          TypeError: the creator is no `HkvHashTableCreator`.
         """
         if not hasattr(self.rows, "export_keys_and_scores"):
             raise TypeError(
@@ -477,27 +438,21 @@ class Variable(tf.__internal__.tracking.Trackable):
         buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
-        """Writes keys and rows to files, two for each shard and a third that says what they hold.
+        """Writes keys and rows to files: two per shard, and a third that describes them.
 
-        Optimizer states and scores are not in them.
+        Optimizer states and scores are not included.
 
         Args:
-          dirpath: the folder, a string tensor too; it is made.
-          proc_size, proc_rank: how many processes save, and which this one is.
-          file_name_list: names without their endings, one for each shard; None: those that loading
-            looks for.
-          dirpath_env: an environment variable that names the folder in place of `dirpath`.
-          append_to_file: behind what the files hold.
-          buffer_size: keys that are written together.
-          name: not used.
-
-        Returns:
-          None in eager mode, the operation in a graph. There an error of a file is TensorFlow's
-          InvalidArgumentError.
+          dirpath: the folder, or a string tensor; created if missing.
+          proc_size, proc_rank: number of saving processes, and of this one.
+          file_name_list: names without endings, one per shard; None: those that loading looks for.
+          dirpath_env: environment variable that overrides `dirpath`.
+          append_to_file: append to existing files.
+          buffer_size: keys per write.
 
         Raises:
-          ValueError: the keys are texts, which such files cannot hold, a rank that there is not, or
-            several processes save a table in a Redis.
+          ValueError: (in a graph TensorFlow's InvalidArgumentError) string keys, which such files
+            cannot hold, a rank out of range, or several processes save a table in Redis.
         """
         return file_system.save(
             self,
@@ -521,23 +476,17 @@ class Variable(tf.__internal__.tracking.Trackable):
         buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
-        """Makes the variable hold what files do: other keys go, states begin anew.
+        """Replaces the variable's content by that of files; optimizer states start fresh.
 
-        All files are checked before anything changes. How many shards wrote them does not matter.
+        `dirpath`, `dirpath_env` and `buffer_size` are as for `save_to_file_system`. All files are
+        checked before anything changes. The number of shards that wrote them does not matter.
 
         Args:
-          dirpath: the folder, a string tensor too.
-          dirpath_env: an environment variable that names the folder in place of `dirpath`.
-          buffer_size: keys that are read together.
-          name: not used.
-          proc_size, proc_rank: the files that process `proc_rank` of `proc_size` wrote.
-          file_name_list: names without their endings, any number of them, instead; another
-            variable may have written them.
-          load_entire_dir: the files of all processes instead, of one save: of the variable, or of
-            those that the listed files are shards of.
-
-        Returns:
-          None in eager mode, the operation in a graph.
+          proc_size, proc_rank: load the files of process `proc_rank` of `proc_size`.
+          file_name_list: any number of names without endings instead; another variable may have
+            written them.
+          load_entire_dir: load the files of all processes of one save instead: of the variable, or
+            of those whose shards are listed.
 
         Raises:
           FileNotFoundError: files are missing.
@@ -561,29 +510,20 @@ class Variable(tf.__internal__.tracking.Trackable):
         proc_rank: int = 0,
         buffer_size: int = BUFFER_SIZE,
     ) -> Any:
-        """Makes the variable hold its part of what any number of processes have written.
+        """Replaces the variable's content by its part of the files of any number of processes.
 
-        Where `proc_size` processes have, those are the files of this one. Else all files are read
-        that there are, and the partitioner says for `proc_size` processes which keys are of this
-        one.
+        Arguments and errors as for `load_from_file_system`. If `proc_size` processes wrote them, it
+        loads the files of this one. Otherwise it reads all files and takes the keys that the
+        partitioner assigns to this process.
 
         Args:
-          dirpath: the folder, a string tensor too.
-          proc_size, proc_rank: how many processes load, and which this one is.
-          buffer_size: keys that are read together.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-
-        Raises:
-          FileNotFoundError: files are missing.
-          ValueError: files of another variable, of another type or dim, or corrupt.
+          proc_size, proc_rank: number of loading processes, and of this one.
         """
         return file_system.load_spread(self, dirpath, proc_size, proc_rank, buffer_size)
 
 
 def listed(devices: str | Sequence[str] | None) -> list[str]:
-    """Returns one name for each shard, of the argument `devices`."""
+    """Returns one name per shard from the argument `devices`."""
     if devices is None:
         return ["/CPU:0" if get_backend().name == "cpu" else "/GPU:0"]
     if not isinstance(devices, Iterable):
@@ -598,7 +538,7 @@ def listed(devices: str | Sequence[str] | None) -> list[str]:
 
 
 def _both(*operations: Any) -> Any:
-    """Returns one operation for several of a graph; None in eager mode."""
+    """Groups several operations of a graph into one; None in eager mode."""
     present = [operation for operation in operations if operation is not None]
     return tf.group(*present) if len(present) > 1 else next(iter(present), None)
 
@@ -614,18 +554,14 @@ def _refuse_as_tensor(variable: Variable, *_: Any, **__: Any) -> NoReturn:
 tf.register_tensor_conversion_function(Variable, _refuse_as_tensor, priority=10)
 
 
-# ---- shards: the keys that the partitioner gives a number ----------------------------------------
+# ---- shards --------------------------------------------------------------------------------------
 
 
 @unconverted
 class Shard(tf.__internal__.tracking.Trackable):
     """A view of one shard of a variable. All shards lie in one table.
 
-    A checkpoint or a Saver that is given a shard saves that table: all shards, once.
-
-    Args:
-      variable: a `Variable`.
-      index: of the shard.
+    A checkpoint or Saver that gets a shard saves the whole table, once.
     """
 
     def __init__(self, variable: Any, index: int) -> None:
@@ -647,7 +583,7 @@ class Shard(tf.__internal__.tracking.Trackable):
         return tf.boolean_mask(keys, is_here), tf.boolean_mask(values, is_here)
 
     def size(self, name: str | None = None) -> tf.Tensor:
-        """Returns how many keys the shard has, scalar int64. It looks at all keys."""
+        """Returns the shard's number of keys, scalar int64, scanning all keys."""
         return tf.size(self.export()[0], tf.int64)
 
     def lookup(
@@ -661,7 +597,7 @@ class Shard(tf.__internal__.tracking.Trackable):
         return self._variable.rows.lookup(keys, dynamic_default_values, return_exists)
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the rows of keys, inserting new ones. The partitioner says whose they are."""
+        """Sets the rows of keys, inserting new ones, in the shards of the partitioner."""
         return self._variable.upsert(keys, values)
 
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
@@ -673,7 +609,7 @@ class Shard(tf.__internal__.tracking.Trackable):
         return self._variable.remove(self.export()[0])
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
-        """Removes keys, with rows and optimizer states; missing ones are left out."""
+        """Removes keys with rows and optimizer states; missing keys are ignored."""
         return self._variable.remove(keys)
 
     save_to_file_system = file_system.save_table
@@ -681,28 +617,28 @@ class Shard(tf.__internal__.tracking.Trackable):
 
     @property
     def saved_as(self) -> tuple[Any, int | None]:
-        """Whose files its methods write and read, and the number of the shard."""
+        """The owner of the files for its methods, and the number of the shard."""
         return self._variable, self.index
 
 
-# ---- the collections of a TF1 graph that variables are in ----------------------------------------
+# ---- collections of a TF1 graph ------------------------------------------------------------------
 
 
 class GraphKeys:
-    """Names of the collections of a TF1 graph that variables are in."""
+    """Names of the TF1 graph collections of variables."""
 
     DYNAMIC_EMBEDDING_VARIABLES = "dynamic_embedding_variables"
     TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES = "trainable_dynamic_embedding_variables"
 
 
 def add_to_graph(variable: Any) -> None:
-    """Puts a variable into the collections of the graph."""
+    """Adds a variable to the collections of the graph."""
     tf.compat.v1.add_to_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES, variable)
     if variable.trainable:
         tf.compat.v1.add_to_collection(GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES, variable)
 
 
 def of_graph(name: str) -> Any:
-    """Returns the variable of the graph that has a name, or None."""
+    """Returns the graph's variable of a name, or None."""
     variables = tf.compat.v1.get_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
     return next((variable for variable in variables if variable.name == name), None)

@@ -1,4 +1,4 @@
-"""`warm_start`: rows of a TF1 checkpoint for the variables of a graph, before it is trained."""
+"""`warm_start`: loads rows of a TF1 checkpoint into a graph's variables before training."""
 
 import os
 import re
@@ -16,24 +16,23 @@ def warm_start(
     vars_to_warm_start: Any = ".*",
     var_name_to_prev_var_name: Mapping[str, str] | None = None,
 ) -> tf.Operation:
-    """Has variables of a graph take their rows of a checkpoint; other keys stay as they are.
+    """Loads rows of a checkpoint into variables of a graph; other keys stay as they are.
 
-    Optimizer states begin anew.
+    Optimizer states start fresh.
 
     Args:
       ckpt_to_initialize_from: a checkpoint that `tf.compat.v1.train.Saver` wrote of variables
-        without a `FileSystemSaver`, or a folder, whose latest one it is.
-      vars_to_warm_start: a regular expression that names start with, a list of them, or a list of
-        variables.
-      var_name_to_prev_var_name: what a variable was called when it was saved, where it is not as
-        now.
+        without a `FileSystemSaver`, or a folder, for its latest one.
+      vars_to_warm_start: a regular expression for the beginning of names, a list of them, or a list
+        of variables.
+      var_name_to_prev_var_name: saved names of variables that were renamed.
 
     Returns:
-      The operation. Run it when all variables are initialized.
+      The operation. Run it after all variables are initialized.
 
     Raises:
-      ValueError: `vars_to_warm_start` is something else, or the checkpoint has no such rows.
-      RuntimeError: not in a graph of TF1.
+      ValueError: an invalid `vars_to_warm_start`, or the checkpoint has no such rows.
+      RuntimeError: not in a TF1 graph.
     """
     if tf.executing_eagerly() or tf.inside_function():
         raise RuntimeError(
@@ -55,15 +54,9 @@ def warm_start(
 
 
 class WarmStartHook(tf.compat.v1.train.SessionRunHook):
-    """Calls `warm_start` for a session, once: a session that takes its place goes on from its own.
+    """Calls `warm_start` for a session, once: a recovered session continues from its own state.
 
-    Args:
-      ckpt_to_initialize_from: a checkpoint that `tf.compat.v1.train.Saver` wrote of variables
-        without a `FileSystemSaver`, or a folder, whose latest one it is.
-      vars_to_warm_start: a regular expression that names start with, a list of them, or a list of
-        variables.
-      var_name_to_prev_var_name: what a variable was called when it was saved, where it is not as
-        now.
+    Arguments as for `warm_start`.
     """
 
     def __init__(
@@ -87,7 +80,7 @@ class WarmStartHook(tf.compat.v1.train.SessionRunHook):
 
 
 def _choose_variables(which: Any) -> list[Variable]:
-    """Returns the variables of the graph that `vars_to_warm_start` means."""
+    """Returns the graph's variables that match `vars_to_warm_start`."""
     listed: Sequence[Any] = [which] if isinstance(which, str) else which
     is_list = isinstance(listed, (list, tuple))
     if is_list and all(isinstance(each, Variable) for each in listed):
@@ -102,7 +95,7 @@ def _choose_variables(which: Any) -> list[Variable]:
 
 
 def _insert_saved(reader: Any, path: str, variable: Variable, previous: str | None) -> Any:
-    """Returns the operation that inserts the rows that were saved of a variable."""
+    """Returns the operation that inserts a variable's saved rows."""
     rows = variable.rows
     name = rows.op.name if previous is None else previous
     key_part = "texts" if variable.key_dtype == tf.string else "keys"

@@ -1,7 +1,6 @@
-"""Tables as layers of Keras: `model.fit` trains them, `model.save` saves them.
+"""Tables as Keras layers: `model.fit` trains them, `model.save` saves them.
 
-The names below are of `tf.keras`. A program that uses tf_keras beside Keras 3 has those of tf_keras
-by `classes_for(tf_keras)`.
+The names below belong to `tf.keras`. For tf_keras beside Keras 3, call `classes_for(tf_keras)`.
 """
 
 from sok_lite.keras.classes import (

@@ -1,9 +1,9 @@
-"""`Checkpoint`: tables, dense weights and optimizers saved together, and `fit` going on from there.
+"""`Checkpoint`: saves tables, dense weights and optimizers together, and resumes `fit`.
 
-A checkpoint is a folder of `sok_lite.dump`, with the dense weights in files beside those of the
-tables. The manifest of the dump, which takes its place in one piece and last, names them: so a
-process that is killed leaves a whole checkpoint or the one before. An increment has new files of
-dense weights, and the manifest that it publishes names these.
+A checkpoint is a folder of `sok_lite.dump` with files of dense weights beside the tables. The dump
+publishes its manifest last and in one piece, and the manifest names the dense files: a killed
+process leaves a complete checkpoint or the previous one. An increment adds new dense files and
+publishes a manifest that names them.
 """
 
 import contextlib
@@ -44,22 +44,22 @@ from sok_lite.reports.text import counted
 
 _log = logging.getLogger("sok_lite")
 _DENSE = re.compile(r"dense-[\d-]+")
-# The first file of each folder, and the last to go: of nothing else anything is removed.
+# The first file in each folder and the last to go; only marked folders are ever cleaned up.
 _MARK = "of_sok_lite_keras_checkpoint"
-# A link to the folder of the newest checkpoint.
+# The link to the newest checkpoint.
 _LATEST = "latest"
-# Its place in training, in the `extra` of a dump.
+# The key of the training position in the `extra` of a dump.
 _EXTRA = "sok_lite.keras"
 
 
 class Restored(NamedTuple):
-    """The place in training where a checkpoint was made.
+    """The training position of a checkpoint.
 
     Attributes:
-      path: of its folder.
-      epoch: epochs that were over; the number of the next one, as Keras counts them from 0.
-      batch: batches of that one that were over.
-      steps: batches that were trained on in all.
+      path: folder of the checkpoint.
+      epoch: number of finished epochs, which is the next epoch as Keras counts, from 0.
+      batch: number of finished batches of that epoch.
+      steps: total number of trained batches.
     """
 
     path: str
@@ -76,50 +76,47 @@ class Restored(NamedTuple):
 class CheckpointPart:
     """A callback that saves tables, dense weights and optimizers together, and resumes `fit`.
 
-    `fit` with it goes on from the newest checkpoint at `path`, in the epoch and after the batch
-    where that was made, and comes to what it would have come to without a stop, bit for bit. It
-    prints where it begins, whether all epochs are done, and where the checkpoint's learning rate is
-    another than the program's. The batches of an epoch that were trained on are read and left out:
-    give `fit` the same ones in the same order, a tf.data.Dataset whose shuffle has a seed and
-    reshuffle_each_iteration=False. Data that comes in another order each time goes on with other
-    batches, which a warning says within an epoch. A table that evicts does not repeat to the last
-    bit anyway. What else resumes: learning rates and the state of
-    random numbers of Keras 3, step counts, times of lookups. What does not: other callbacks, and
-    the averages that the logs of a broken-off epoch have of its first batches. It resumes the first
-    `fit` of a program, and `initial_epoch` does not count then: a program that calls `fit` for each
-    day asks `newest` which day that is.
+    `fit` resumes from the newest checkpoint at `path`, in the same epoch and after the same batch,
+    and reproduces an uninterrupted run bit for bit, unless a table evicts. It prints where it
+    resumes, whether all epochs are done, and a learning rate that differs from the program's.
+    Finished batches of the epoch are read and skipped, so pass `fit` the same batches in the same
+    order: a tf.data.Dataset whose shuffle has a seed and reshuffle_each_iteration=False. With data
+    in another order training continues on other batches; inside an epoch a warning says so.
+    Learning rates, step counts, lookup times and the random state of Keras 3 resume too. Other
+    callbacks do not, and the logs of an interrupted epoch average only its remaining batches. Only
+    the first `fit` of a program resumes, and it ignores `initial_epoch`: a program that calls `fit`
+    for each day asks `newest` which day comes next.
 
-    It saves at the end of each epoch, and with `every` in between. When SIGTERM comes to any rank
-    during `fit`, as where a machine is taken away, all ranks save after the step in which they
-    learn of it, mostly the next one, and end with exit status 143; `sok_lite.Autosave` has that for
-    a loop of one's own. A process that is killed at any moment leaves a whole checkpoint. Each is a
-    folder `step-N` that `sok_lite.load` and `sok-lite` read, and the link `latest` leads to the
-    newest whole one, where the file system has links.
+    It saves at the end of each epoch and, with `every`, in between. When any rank receives SIGTERM
+    during `fit`, as when a machine is preempted, all ranks save after the step in which they learn
+    of it, usually the next, and exit with status 143; `sok_lite.Autosave` does this for custom
+    loops. Each checkpoint is a folder `step-N`, which `sok_lite.load` and `sok-lite` read. Where
+    the file system has links, `latest` points to the newest complete one.
 
-    On several ranks every rank must have it, with the same arguments and storage that all see. Each
-    writes its tables, rank 0 the dense weights; any number of ranks restore them.
+    On several ranks every rank must have it, with the same arguments and storage that all ranks
+    see. Each rank writes its tables, rank 0 the dense weights; any number of ranks can restore
+    them.
 
     Args:
-      path: of the folder for checkpoints, on this machine or mounted, or its address, such as
-        s3://bucket/ck. Of what else is there nothing is removed. At an address there is no link
-        `latest`; a save is written into a folder of this machine, goes up, and counts when it is
-        all there: docs/howto/object-stores.md.
-      every: batches after which to save, or a time by the clock of rank 0: "90s", "10min", "1h".
-        None: after epochs alone.
-      keep: how many checkpoints stay; older ones are removed when a new one is whole.
-      incremental: how many saves after a whole one write only what has changed, into its folder;
-        True: all of them.
-      background: whether tables are written while training goes on, which needs memory for a copy.
-        Such a checkpoint is there, on several ranks from the end of a step on, once all have
+      path: folder for checkpoints, local or mounted, or an address such as s3://bucket/ck. Other
+        files there are never removed. An address has no `latest` link; a save is written to a local
+        folder, uploaded, and counts once it is complete: docs/howto/object-stores.md.
+      every: batches between saves, or a time by the clock of rank 0: "90s", "10min", "1h". None:
+        after epochs only.
+      keep: number of checkpoints to keep; a new complete one removes older ones.
+      incremental: number of saves after a full one that write only changes, into its folder; True:
+        all of them.
+      background: whether tables are written while training continues, which needs memory for a
+        copy. On several ranks the checkpoint exists from the end of the first step after all have
         written.
-      on_error: of a save that fails (OSError, as where a disk is full or another process writes
-        the same checkpoint, or MemoryError). "warn": the logger "sok_lite" says so, and training
-        goes on with the checkpoint before; the third failure in a row is raised. "raise": the first
-        one is.
+      on_error: what a failed save does (OSError, as when a disk is full or another process writes
+        the same checkpoint, or MemoryError). "warn": the logger "sok_lite" reports it and training
+        continues with the previous checkpoint; the third failure in a row raises. "raise": the
+        first failure raises.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here, or `path` is one of the saves. A save
-        raises FileExistsError where what is there was not written by a Checkpoint.
+      TypeError, ValueError: an invalid argument, or `path` is a single save. A save raises
+        FileExistsError where the files at `path` are not of a Checkpoint.
     """
 
     _of_every_rank = True
@@ -156,26 +153,26 @@ class CheckpointPart:
         self._on_error = on_error
         self._most_increments = sys.maxsize if incremental is True else int(incremental)
         self._increments = 0
-        self._folder: str | None = None  # that the next increment goes to
+        self._folder: str | None = None  # of the next increment
         self._found: Restored | None = None
         self._is_resumed = False
         self._at: tuple[int, int] = (0, 0)  # epoch and batch
         self._steps = 0
         self._epoch, self._last_batch = 0, -1
-        self._skipped = 0  # batches of the first epoch that are left out
+        self._skipped = 0  # batches of the first epoch to skip
 
-    # ---------------------------------------------------------------- what a program calls
+    # ---------------------------------------------------------------- public methods
 
     def newest(self) -> Restored | None:
-        """Returns where the newest checkpoint was made. Every rank must call it.
+        """Returns the position of the newest checkpoint. Every rank must call it.
 
-        Nothing is restored: the next `fit` goes on from there.
+        It restores nothing: the next `fit` resumes from there.
 
         Returns:
-          None: there is no checkpoint.
+          The position, or None without a checkpoint.
 
         Raises:
-          OSError, ValueError: it cannot be read. RanksDifferError: ranks have other arguments.
+          OSError, ValueError: it cannot be read. RanksDifferError: ranks have different arguments.
         """
         comm = communicator()
         arguments = {
@@ -209,12 +206,7 @@ class CheckpointPart:
 
     @contextlib.contextmanager
     def _brought(self, folder: str, with_dense: bool = False) -> Iterator[str]:
-        """Gives the folder of this machine with the newest checkpoint, without its tables.
-
-        Args:
-          folder: of the checkpoint, or its address.
-          with_dense: whether the dense weights are to be there.
-        """
+        """Yields a local folder with the newest checkpoint, without its tables."""
         if self._store is None:
             yield folder
             return
@@ -232,21 +224,21 @@ class CheckpointPart:
             yield here
 
     def restore(self, model: Any) -> Restored | None:
-        """Gives a model what the newest checkpoint has. Every rank must call it.
+        """Restores a model from the newest checkpoint. Every rank must call it.
 
-        `fit` does so by itself, and leaves out the batches that are done. After a call of this it
-        trains on all of its data, from its `initial_epoch`: for a program that trains
-        on new data each time. A warning says so where the checkpoint is within an epoch.
+        `fit` does so itself and skips finished batches. After `restore`, `fit` trains on all of its
+        data, from its `initial_epoch`: for programs that train on new data each time. A warning
+        says so if the checkpoint is inside an epoch.
 
         Args:
           model: built and compiled.
 
         Returns:
-          Where the checkpoint was made; None: there is none, and nothing has changed.
+          The position of the checkpoint, or None without one; then nothing has changed.
 
         Raises:
-          OSError, ValueError: it cannot be read, or is of another model. Nothing has changed.
-          RanksDifferError: ranks have other arguments or models.
+          OSError, ValueError: it cannot be read, or belongs to another model. Nothing has changed.
+          RanksDifferError: ranks have different arguments or models.
         """
         found = self.newest()
         if found is not None:
@@ -266,27 +258,24 @@ class CheckpointPart:
         return found
 
     def wait(self) -> None:
-        """Waits until a save in the background is over, on all ranks. Every rank must call it.
+        """Waits for a background save, on all ranks. Every rank must call it.
 
         Raises:
-          OSError: it has failed, and the checkpoint before it is there still.
+          OSError: the save failed; the previous checkpoint is still there.
         """
         self._saves.wait()
 
-    # ---------------------------------------------------------------- what Keras calls
+    # ---------------------------------------------------------------- called by Keras
 
     def begin(self, model: Any) -> Restored | None:
-        """Looks for the checkpoint that `fit` goes on from, and returns it. None: there is none.
-
-        Every rank must call it.
-        """
+        """Returns the checkpoint from which `fit` resumes, or None. Every rank must call it."""
         if self._is_resumed:
             return None
         self._found = self.newest()
         return self._found
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores what `begin` found."""
+        """Restores the checkpoint that `begin` found."""
         if not held.kept_tables(self.model):
             raise ValueError(
                 f"Checkpoint saves tables with the rest of a model. Received: {self.model.name!r}, "
@@ -321,13 +310,13 @@ class CheckpointPart:
         self._saves.open(self._steps, is_saved=found is not None)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes which epoch it is."""
+        """Remembers the epoch."""
         self._epoch, self._last_batch = epoch, -1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves where it is time to."""
+        """Saves if it is time to."""
         most = self.params.get("steps")
-        if most is not None:  # Keras counts a last call of several batches as if it had them all
+        if most is not None:  # Keras counts all batches of the last call
             batch = min(batch, most - 1)
         if batch < self._skipped:
             self._last_batch = batch
@@ -340,7 +329,7 @@ class CheckpointPart:
         self._saves.step(self._steps, is_save_due=not is_last)  # the end of the epoch saves
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Ends a job that was told to, in a validation of `fit`."""
+        """Terminates a job that received SIGTERM during validation."""
         if self._saves.is_open:
             self._finish_epoch(self._epoch)
             self._saves.look()
@@ -353,21 +342,21 @@ class CheckpointPart:
         self._saves.save(self._steps)
 
     def _finish_epoch(self, epoch: int) -> None:
-        """Notes that an epoch has no more batches."""
+        """Moves the position to the next epoch."""
         most = self.params.get("steps")
-        # A callback may have stopped training in the middle: the rest is for who goes on.
+        # A callback may have stopped training inside the epoch: keep the rest for resuming.
         if not self.model.stop_training or most is None or self._last_batch + 1 >= most:
             self._at = (epoch + 1, 0)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Waits until what is saved is there, and ends a job that was told to."""
+        """Waits for the last save, and terminates a job that received SIGTERM."""
         self._saves.leave(must_be_saved=True)
         self._saves.close()
 
     # ---------------------------------------------------------------- saving
 
     def _save(self, step: int) -> Any:
-        """Saves, and returns what goes on in the background. Every rank must call it."""
+        """Saves, and returns the save in the background. Every rank must call it."""
         comm = communicator()
         call = save_by("Checkpoint")
         states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"), call)
@@ -378,13 +367,13 @@ class CheckpointPart:
         assert folder is not None
         here = folder_of(*place_of(folder), comm) if self._store else folder
         epoch, batch = self._at
-        dense = f"dense-{step}-{epoch}-{batch}"  # no other checkpoint has these files
+        dense = f"dense-{step}-{epoch}-{batch}"  # unique to this checkpoint
         if not is_increment:
             together(comm, lambda: _sweep(self._store or self._path, comm.rank))
 
         def mark() -> None:
             _mark_folder(here, comm.rank)
-            if comm.rank == 0 and self._store is not None:  # before other ranks have files there
+            if comm.rank == 0 and self._store is not None:  # before other ranks write there
                 Store(folder).put(here, _MARK)
 
         def prepare() -> None:
@@ -428,7 +417,7 @@ class CheckpointPart:
             )
 
     def _restore(self, model: Any, found: Restored) -> str:
-        """Restores a model; returns what there is to say of its learning rates, or ""."""
+        """Restores a model; returns a note on its learning rates, or ""."""
         comm = communicator()
         tables = [variable.table for variable in held.kept_tables(model)]
         states = together(comm, lambda: DenseStates.of(model, "Checkpoint"))
@@ -443,7 +432,7 @@ class CheckpointPart:
 
         dense = together(comm, values)
         before = learning_rates(model)
-        # Of a store what was brought here already is of the folder of all saves.
+        # The store keeps fetched files in the folder of all saves.
         path = found.path if self._store is None else self._store.given
         on_device(tables[0].backend, lambda: load(path, tables, comm))
         states.assign(dense)
@@ -457,7 +446,7 @@ class CheckpointPart:
 
 
 class _UnderWay:
-    """A save that is written in the background, after which older ones go."""
+    """A background save, which removes old checkpoints once it is written."""
 
     def __init__(self, begun: BackgroundDump, tidy: Callable[[], None]) -> None:
         self._begun, self._tidy = begun, tidy
@@ -471,11 +460,11 @@ class _UnderWay:
         self._tidy()
 
 
-# ---- folders: which are whole, and which go ------------------------------------------------------
+# ---- folders: complete ones, and cleaning up ---------------------------------------------------
 
 
 def _sweep(path: str | Store, rank: int) -> None:
-    """Removes what saves have left that were broken off, and that no process writes."""
+    """Removes interrupted saves that no process is still writing."""
     if rank != 0:
         return
     if isinstance(path, Store):
@@ -487,7 +476,7 @@ def _sweep(path: str | Store, rank: int) -> None:
     for name in filter(manifest.SAVE.fullmatch, os.listdir(path)):
         folder = os.path.join(path, name)
         if os.path.exists(os.path.join(folder, _MARK)) and not manifest.is_whole(folder):
-            # Another process may have made it whole meanwhile.
+            # Another process may have completed it meanwhile.
             manifest.remove_unless_written(folder, partial(_empty_if_broken_off, folder))
 
 
@@ -496,10 +485,9 @@ def _empty_if_broken_off(folder: str) -> bool:
 
 
 def _mark_folder(folder: str, rank: int) -> None:
-    """Marks a folder, which is locked, as one of a `Checkpoint`.
+    """Marks a locked folder as a `Checkpoint`'s.
 
-    Raises:
-      FileExistsError: it has files of others, or their checkpoint.
+    FileExistsError: it has other files, or another checkpoint.
     """
     if rank != 0:
         return
@@ -523,9 +511,9 @@ def _is_name_of_ours(name: str) -> bool:
 
 
 def _tidy(path: str, keep: int, folder: str, dense: str) -> None:
-    """Removes checkpoints that are too old, and dense weights that no manifest names.
+    """Removes old checkpoints, and dense weights that no manifest names.
 
-    What cannot be removed stays: the new checkpoint is whole, and other ranks train on.
+    A file that cannot be removed stays: the new checkpoint is complete, and other ranks train on.
     """
     if communicator().rank != 0:
         return
@@ -538,7 +526,7 @@ def _tidy(path: str, keep: int, folder: str, dense: str) -> None:
 
 
 def _tidy_store(store: Store, keep: int, here: str, dense: str) -> None:
-    """Removes from a store what `_tidy` does from a folder, and here all saves but the last."""
+    """As `_tidy` for a store; also removes all local saves but the last."""
     root, current = os.path.split(here)
     with contextlib.suppress(OSError):
         for name in filter(manifest.SAVE.fullmatch, os.listdir(root)):
@@ -564,10 +552,10 @@ def _tidy_store(store: Store, keep: int, here: str, dense: str) -> None:
 
 
 def _link_newest(path: str) -> None:
-    """Has the link `latest` lead to the newest whole checkpoint, at every moment to a whole one.
+    """Points the link `latest` to the newest complete checkpoint, atomically.
 
-    What is no link to a checkpoint stays, as of the user. Where the file system has no links there
-    is none: who is given the folder itself finds the newest as well.
+    A file of this name that is no such link is the user's and stays. On a file system without links
+    there is none; readers find the newest in the folder itself.
     """
     link = os.path.join(path, _LATEST)
     try:
@@ -575,7 +563,7 @@ def _link_newest(path: str) -> None:
         before = os.readlink(link) if os.path.lexists(link) else None
         if before == newest or not (before is None or manifest.SAVE.fullmatch(before)):
             return
-        if os.path.islink(f"{link}.tmp"):  # of a process that was killed
+        if os.path.islink(f"{link}.tmp"):  # left by a killed process
             os.unlink(f"{link}.tmp")
         os.symlink(newest, f"{link}.tmp")
         os.replace(f"{link}.tmp", link)
@@ -585,9 +573,9 @@ def _link_newest(path: str) -> None:
 
 
 def _empty(folder: str) -> bool:
-    """Removes what is in a folder but its mark."""
+    """Removes the files in a folder, except its mark."""
     with contextlib.suppress(FileNotFoundError):
-        # First what makes it a checkpoint: it is never one that lacks something.
+        # The manifest first: an incomplete folder must not look like a checkpoint.
         os.unlink(os.path.join(folder, manifest.NAME))
     for name in os.listdir(folder):
         if os.path.isdir(os.path.join(folder, name)):
@@ -596,12 +584,12 @@ def _empty(folder: str) -> bool:
 
 
 def _name_of(number: int) -> str:
-    """Returns the name of the folder of a checkpoint."""
+    """Returns the folder name of a checkpoint."""
     return f"step-{number:010d}"
 
 
 def _is_ours(folder: str) -> bool:
-    """Whether what a folder has was written by a `Checkpoint`, of any version."""
+    """Whether a `Checkpoint` of any version wrote the files in a folder."""
     try:
         return _EXTRA in manifest.read(folder).extra
     except (OSError, ValueError):
@@ -615,7 +603,7 @@ def _place_as_text(found: Restored) -> str:
 
 
 def _place_in_training(folder: str) -> dict[str, Any]:
-    """Returns where a checkpoint was made, and the name of its dense weights."""
+    """Returns the training position and the name of the dense weights."""
     extra = manifest.read(folder).extra
     if _EXTRA not in extra:
         raise ValueError(
@@ -625,11 +613,11 @@ def _place_in_training(folder: str) -> dict[str, Any]:
     return found
 
 
-# ---- fit goes on: batches that were trained on are read and left out -----------------------------
+# ---- skipping finished batches -----------------------------------------------------------------
 
 
 class _Skipping:
-    """Stands for the training function of a model while batches are read and left out."""
+    """Replaces the training function of a model while batches are read and skipped."""
 
     def __init__(self, model: Any, count: int) -> None:
         self.original = model.train_function
@@ -642,46 +630,46 @@ class _Skipping:
         for _ in range(self._in_one):
             next(iterator)
         self._left -= self._in_one
-        # Other callbacks look for a loss, which is of no batch. Metrics that the program compiled
-        # are built by the first batch: before it they have no result.
+        # Other callbacks expect a loss. Compiled metrics have no result before the first batch
+        # builds them.
         return {"loss": 0.0}
 
 
 def _in_one_call(model: Any) -> int:
-    """Returns how many batches one call of the training function takes."""
-    in_one = model.steps_per_execution  # of tf_keras a variable
+    """Returns the number of batches per call of the training function."""
+    in_one = model.steps_per_execution  # a variable in tf_keras
     return int(in_one.numpy() if hasattr(in_one, "numpy") else in_one)
 
 
 def _skip_batches(model: Any, count: int) -> None:
-    """Has a model leave out the first batches of its data, and no others."""
-    if isinstance(model.train_function, _Skipping):  # of a fit that was broken off meanwhile
+    """Makes a model skip exactly the first batches of its data."""
+    if isinstance(model.train_function, _Skipping):  # left by an interrupted fit
         model.train_function = model.train_function.original
     if count:
         model.train_function = _Skipping(model, count)
 
 
 def is_skipping(model: Any) -> bool:
-    """Whether the last batch of a model was left out."""
+    """Whether a model skipped its last batch."""
     return isinstance(model.train_function, _Skipping)
 
 
 def _go_on_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
-    """Has `fit` go on in an epoch; warns where its batches are not those of before the stop.
+    """Makes `fit` begin in an epoch; warns if its batches differ from those before the stop.
 
-    Data that shuffles anew has an order for each time that it is begun. How often Keras begins it
-    in an epoch depends on its version, so that no order of a later epoch can be had again.
+    A dataset that reshuffles has a new order for each iteration. How often Keras starts one per
+    epoch depends on its version, so the order of a later epoch cannot be reproduced.
 
     Args:
       arguments: of `fit`, by name.
-      epoch, batch: how many epochs are done, and how many batches of the next.
+      epoch, batch: number of finished epochs, and of finished batches of the next.
     """
     first, arguments["initial_epoch"] = arguments.get("initial_epoch", 0), epoch
     data = arguments.get("x")
     if not batch or isinstance(data, Iterator):
         return
     if isinstance(data, tf.data.Dataset):
-        is_one = arguments.get("steps_per_epoch") is not None  # begun once, for all epochs
+        is_one = arguments.get("steps_per_epoch") is not None  # one iterator for all epochs
         is_other = epoch > first and not is_one and shuffles_anew(data)
         instead = "Give its shuffle() a seed and reshuffle_each_iteration=False."
     else:
@@ -698,7 +686,7 @@ def _go_on_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
 
 
 def resume_fit(name: str, package: Any) -> None:
-    """Has `fit` begin with the epoch of the checkpoint that a `Checkpoint` goes on from."""
+    """Makes `fit` begin with the epoch of the checkpoint that a `Checkpoint` resumes from."""
     hooks.around(package.Model, "fit", _resuming, package)
 
 
@@ -716,6 +704,6 @@ def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) 
     try:
         return call(*bound.args, **bound.kwargs)
     finally:
-        if mine:  # also where it was broken off
+        if mine:  # even after an error
             _skip_batches(self, 0)
             mine[0]._saves.close()

@@ -1,4 +1,4 @@
-"""The layers and callbacks as classes of each Keras that a program uses."""
+"""The layers and callbacks as classes of each Keras version that a program uses."""
 
 import functools
 import importlib
@@ -49,15 +49,10 @@ _REGISTERED = "sok_lite.keras"
 
 
 def classes_for(package: Any) -> SimpleNamespace:
-    """Returns the layers and callbacks of a Keras, which also knows the layers by name then.
+    """Returns the layers and callbacks for a Keras, and registers the layers there by name.
 
-    What is of no Keras, `Feature`, `shard` and `equal_steps`, is there beside them.
-
-    Args:
-      package: `keras`, `tf_keras` or `tf.keras`.
-
-    Raises:
-      TypeError: it is none of them.
+    The package is `keras`, `tf_keras` or `tf.keras`; else TypeError is raised. `Feature`, `shard`
+    and `equal_steps`, which work with any Keras, are included.
     """
     return _classes_of(root_of(package))
 
@@ -89,7 +84,7 @@ def _classes_of(package: Any) -> SimpleNamespace:
 
 
 def know_optimizers(name: str, package: Any) -> None:
-    """Has Keras 3 know our own optimizers by their names, which a model that is loaded may have."""
+    """Registers our optimizers with Keras 3 by name, for models to be loaded."""
     if name == "keras":
         for module in ("group", "rowwise_adagrad"):
             importlib.import_module(f"sok_lite.bridge.optimizers.{module}")
@@ -101,7 +96,7 @@ for _told in (
     *(look_up_together, know_optimizers, time_input),
 ):
     guard.tell(_told)
-if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either
+if TYPE_CHECKING:  # for type checkers and editors; Keras 3 stands for both
 
     class Table(TablePart, keras.layers.Layer):
         """See `TablePart`."""
@@ -133,7 +128,7 @@ else:
     Checkpoint = _of_program.Checkpoint
     Expire = _of_program.Expire
     TableMetrics = _of_program.TableMetrics
-# A program that has imported tf_keras as well may load a model with it.
+# A program that also imported tf_keras may load a model with it.
 for _name in held.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):
         classes_for(sys.modules[_name])

@@ -1,4 +1,4 @@
-"""Dense weights and optimizers of a model of Keras, in a file beside its tables."""
+"""Dense weights and optimizers of a Keras model, in a file beside its tables."""
 
 import os
 from collections.abc import Sequence
@@ -18,25 +18,18 @@ from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.shard import read_arrays
 
 _OF_ALL = "of_all_ranks.npz"
-_CARRIED = "carried_"  # and the number of the optimizer; files of before have none
+_CARRIED = "carried_"  # and the optimizer's number; older files have none
 
-# What was read: tensors of the variables, and of each optimizer what is carried.
+# Values read: tensors of the variables, and the `carried` states of each optimizer.
 Values: TypeAlias = tuple[list[tf.Tensor], list[dict[str, np.ndarray]]]
 
 
 class DenseStates(NamedTuple):
-    """The variables of a model that are no rows of tables.
+    """The variables of a model that are not table rows."""
 
-    Attributes:
-      of_all: trained weights and the optimizers' variables: the same on all ranks.
-      of_rank: the other weights, such as moving averages and states of random numbers: those of
-        each rank.
-      carried: what optimizers without a rule keep beside the states of rows: those of each rank.
-    """
-
-    of_all: list[Any]
-    of_rank: list[Any]
-    carried: list[CarriedState]
+    of_all: list[Any]  # trained weights and optimizer variables, the same on all ranks
+    of_rank: list[Any]  # such as moving averages and random states, per rank
+    carried: list[CarriedState]  # per rank, of optimizers without an update rule
 
     @property
     def kinds(self) -> list[list[str]]:
@@ -48,15 +41,8 @@ class DenseStates(NamedTuple):
 
     @staticmethod
     def of(model: Any, what: str) -> "DenseStates":
-        """Returns those of a model, whose optimizers are built for it.
-
-        Args:
-          what: needs them, for the error.
-
-        Raises:
-          ValueError: the model is not built.
-        """
-        if not model.built:  # a layer that the model never calls has no weights
+        """Returns the states of a model, and builds its optimizers. ValueError: it is not built."""
+        if not model.built:  # a layer that is never called has no weights
             raise ValueError(
                 f"{what} needs a model that is built. Received: {model.name!r}, which is not. Call "
                 "it on a batch first, or give it a keras.Input."
@@ -73,10 +59,9 @@ class DenseStates(NamedTuple):
         return DenseStates(of_all, _dense(model.variables, [*of_all, *metrics]), carried)
 
     def write(self, folder: str, rank: int, size: int) -> None:
-        """Writes this rank's file, and on rank 0 that of all; they are on the disk then.
+        """Writes this rank's file, and on rank 0 the shared one, and syncs them to disk.
 
-        Raises:
-          OSError: it cannot be written.
+        OSError: it cannot be written.
         """
         os.makedirs(folder, exist_ok=True)
         _write(os.path.join(folder, _of_rank(rank, size)), self.of_rank, self.carried)
@@ -85,10 +70,9 @@ class DenseStates(NamedTuple):
         manifest.sync_path(folder)
 
     def read(self, folder: str, rank: int, size: int) -> Values:
-        """Returns what `write` wrote, with another number of ranks what rank 0 had.
+        """Returns the written values; with another number of ranks, those of rank 0.
 
-        Raises:
-          OSError: it cannot be read. ValueError: it is of another model.
+        OSError: it cannot be read. ValueError: it belongs to another model.
         """
         own = os.path.join(folder, _of_rank(rank, size))
         if not os.path.exists(own):
@@ -102,7 +86,7 @@ class DenseStates(NamedTuple):
         return [*of_all, *of_rank], _read_carried(own, len(self.carried))
 
     def assign(self, values: Values) -> None:
-        """Gives the variables what was read."""
+        """Assigns read values to the variables."""
         tensors, carried = values
         for variable, tensor in zip([*self.of_all, *self.of_rank], tensors, strict=True):
             variable.assign(tensor)
@@ -111,7 +95,7 @@ class DenseStates(NamedTuple):
 
 
 def learning_rates(model: Any) -> list[float | None]:
-    """Returns the learning rate of each optimizer of a model; None: it has none, or a schedule."""
+    """Returns the learning rate of each optimizer; None: without one, or with a schedule."""
     optimizers = [_inner(each) for each in held.optimizers_in(model)]
     rates = [each.get_config().get("learning_rate") for each in optimizers]
     return [float(rate) if isinstance(rate, (float, np.floating)) else None for rate in rates]
@@ -126,7 +110,7 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _variables_of(optimizer: Any, trained: list[Any]) -> list[Any]:
-    """Returns the variables of an optimizer, which is built for those that it trains."""
+    """Returns the variables of an optimizer, built for the variables that it trains."""
     if optimizer is None:
         return []
     if isinstance(optimizer, WrappedOptimizer):
@@ -137,7 +121,7 @@ def _variables_of(optimizer: Any, trained: list[Any]) -> list[Any]:
 
 
 def _dense(variables: Sequence[Any], without: Sequence[Any]) -> list[Any]:
-    """Returns those that are no tables, each once."""
+    """Returns the variables that are not tables, each once."""
     left_out, found = {id(each) for each in without}, {}
     for variable in variables:
         if not isinstance(variable, TableVariable) and id(variable) not in left_out:
@@ -179,7 +163,7 @@ def _read_file(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _read_carried(path: str, count: int) -> list[dict[str, np.ndarray]]:
-    """Returns the values of so many; none: the optimizer had taken no such step."""
+    """Returns the carried states of `count` optimizers; empty if it never took such a step."""
     arrays = read_arrays(path)
     names = [f"{_CARRIED}{i}" for i in range(count)]
     return [CarriedState.read(arrays[name].tobytes()) if name in arrays else {} for name in names]

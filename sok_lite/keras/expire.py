@@ -1,4 +1,4 @@
-"""`Expire`: keys that were not seen lately go while a model is trained."""
+"""`Expire`: removes keys that were not seen recently while a model trains."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,25 +11,24 @@ from sok_lite.keras.checkpoint import is_skipping
 
 
 class ExpirePart:
-    """A callback that removes the keys that no lookup asked for lately, as `Table.expire` does.
+    """A callback that removes keys that no recent lookup asked for, as `Table.expire` does.
 
-    It does so at the end of each epoch, and with `every` after so many batches instead. It acts on
-    the keys of this rank and needs no other; give it to every rank.
+    It runs at the end of each epoch, or with `every` after that many batches. It acts on this
+    rank's keys without communication; give it to every rank.
 
     Args:
-      num_lookups: removes those that none of the last `num_lookups` lookups of a table asked for.
-      seconds: removes those that no lookup asked for within that time.
-      every: batches of an epoch after which to do so; None: at the end of each epoch. Batches that
-        a `Checkpoint` leaves out do not count; put it after this callback.
-      tables: layers `Table` of the model; None: all tables of the model.
-      others: there are none; days and the like raise.
+      num_lookups: removes keys that none of a table's last `num_lookups` lookups asked for.
+      seconds: removes keys that no lookup asked for within that time.
+      every: batches of an epoch between runs; None: at the end of each epoch. Batches that a
+        `Checkpoint` skips do not count; put it after this callback.
+      tables: `Table` layers of the model; None: all of them.
+      others: rejected: days and the like raise.
 
     Attributes:
-      removed: by table, how many keys were removed on this rank so far.
+      removed: number of keys removed on this rank so far, by table.
 
     Raises:
-      TypeError, ValueError: not exactly one of `num_lookups` and `seconds` is passed, or an
-        argument is not as said here.
+      TypeError, ValueError: not exactly one of `num_lookups` and `seconds`, or an invalid argument.
     """
 
     model: Any
@@ -54,11 +53,11 @@ class ExpirePart:
         self._tables = None if listed is None else [table.variable for table in listed]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts batches anew."""
+        """Resets the batch counter."""
         self._done = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Removes keys where it is time to; a call may be of several batches."""
+        """Removes keys if it is time to; one call may cover several batches."""
         before, self._done = self._done, batch + 1
         if self._every is None or is_skipping(self.model):
             return

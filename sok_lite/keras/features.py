@@ -1,4 +1,4 @@
-"""The ids of features, dense, ragged or sparse, looked up in their tables by one call."""
+"""Looks up the ids of features, dense, ragged or sparse, in their tables in one call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ class Feature(NamedTuple):
     """How the ids of a feature become rows of a table.
 
     Attributes:
-      table: a `Table`; several features may have the same.
-      combiner: "sum", "mean" or "sqrtn" combines the rows of the ids of the last dimension. None:
-        each id gives its row.
-      mask_value: an id that stands for no id, such as 0 or "" in padded ids: it is not looked up,
-        gives zeros, and does not count in a combiner. None: there is none.
+      table: a `Table`; features may share it.
+      combiner: "sum", "mean" or "sqrtn" combines the rows along the last dimension of the ids.
+        None: one row per id.
+      mask_value: padding id, such as 0 or "": it is not looked up, returns zeros, and does not
+        count in a combiner. None: no padding.
     """
 
     table: Any
@@ -34,25 +34,19 @@ class Feature(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """The ids of one feature, as a lookup takes them.
+    """The ids of one feature, prepared for a lookup."""
 
-    Attributes:
-      ids, weights: matrices, ragged or sparse, or flat and dense: an id a row; no weights: None.
-      combiner: of the rows of the matrices.
-      unflatten: takes the combined rows (rows of the matrix, dim) and returns the layer's output.
-    """
-
-    ids: Any
-    weights: Any
+    ids: Any  # a ragged or sparse matrix, or flat: one row each
+    weights: Any  # like ids, or None
     combiner: str
-    unflatten: Callable[[tf.Tensor], Any]
+    unflatten: Callable[[tf.Tensor], Any]  # from combined rows (n, dim) to the layer's output
 
 
 def is_training(training: Any) -> bool:
-    """Returns whether a call of a layer is one of training.
+    """Returns whether a layer is called for training.
 
-    A model whose `call` has no argument `training` gives None to its layers, in `fit` as well. What
-    Keras' own step, and a loop of a program, have around a call that trains is a gradient tape.
+    In a model whose `call` has no argument `training`, layers get None even in `fit`. A gradient
+    tape around the call tells: Keras' own step and custom training loops have one.
     """
     return could_possibly_record() if training is None else bool(training)
 
@@ -60,18 +54,17 @@ def is_training(training: Any) -> bool:
 def rows_of(
     features: Sequence[Feature], ids: Sequence[Any], weights: Sequence[Any], training: Any
 ) -> list[Any]:
-    """Looks the ids of features up, all that train in one call.
+    """Looks up the ids of features, all trained ones in one call.
 
     Args:
-      features: what to look up in.
-      ids: of each a tensor, RaggedTensor or SparseTensor; what else is an array is made a tensor.
-      weights: of each None, or the weights of its ids, of the same kind and shape.
-      training: whether new keys are inserted; None: whether a gradient tape is recording. Else, and
-        in a table that is frozen, nothing is inserted and a key without a row gives zeros.
+      ids: per feature a tensor, RaggedTensor or SparseTensor; other arrays are converted.
+      weights: per feature None, or weights of the same kind and shape as the ids.
+      training: whether to insert new keys; None: whether a gradient tape is recording. Otherwise,
+        and in a frozen table, nothing is inserted and keys without a row return zeros.
 
     Returns:
-      Of each feature its ids' shape, without the last dimension where it has a combiner, + [dim];
-      ragged where the ids are and the shape still is.
+      Per feature the shape of its ids, without the last dimension if combined, + [dim]; ragged
+      where the ids are and the shape still is.
     """
     inserts = is_training(training)
     taken = [_take_ids(*each, inserts) for each in zip(features, ids, weights, strict=True)]
@@ -99,11 +92,10 @@ def rows_of(
 
 
 def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
-    """Returns which ids of a dense tensor give a row, for the layers behind; None: all.
+    """Returns the mask of a dense tensor of ids for the next layers; None: no padding.
 
     Args:
-      ids: a tensor, or what stands for one where a model of Keras 3 is made.
-      package: keras or tf_keras.
+      ids: a tensor, or a symbolic input of Keras 3.
     """
     if feature.mask_value is None or feature.combiner is not None:
         return None
@@ -190,12 +182,12 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
     def unflatten(rows: tf.Tensor) -> tf.Tensor:
         known = [-1 if size is None else size for size in static]
         if known.count(-1) < 2 and 0 not in known:
-            # No shape to be computed: TensorFlow Lite has no operation that would check it.
+            # No computed shape: TensorFlow Lite has no operation to check it.
             return tf.reshape(rows, [*known, dim])
         shaped = tf.reshape(rows, tf.concat([outer, [dim]], 0))
         return tf.ensure_shape(shaped, static.concatenate([dim]))
 
-    if feature.mask_value is None and not is_pooled:  # a lookup of such ids needs no row splits
+    if feature.mask_value is None and not is_pooled:  # such a lookup needs no row splits
         weights = None if weights is None else tf.reshape(weights, [-1])
         keys = keys_of_ids(feature.table, flat, inserts)
         return _Taken(keys, weights, feature.combiner or "sum", unflatten)
@@ -217,5 +209,5 @@ def _is_id(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
     if (flat.dtype == tf.string) != feature.table.has_texts:
         keys_of_ids(feature.table, flat, False)  # raises
     if flat.dtype.is_integer and not flat.dtype.min <= mask_value <= flat.dtype.max:
-        return tf.ones_like(flat, tf.bool)  # ids of a dtype that cannot hold it
+        return tf.ones_like(flat, tf.bool)  # the dtype cannot hold the mask value
     return tf.not_equal(flat, tf.constant(mask_value, flat.dtype))

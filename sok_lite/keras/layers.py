@@ -1,4 +1,4 @@
-"""`Embedding` and `Embeddings` for either Keras; classes.py makes layer classes of them."""
+"""`Embedding` and `Embeddings` for both Keras versions; classes.py makes them layer classes."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
@@ -15,19 +15,19 @@ _OF_TABLE = "It is for the table: sok_lite.keras.Table(name, dim, initializer)."
 
 
 class EmbeddingsPart:
-    """Rows of several features: all of them are one lookup, and one step of the optimizer.
+    """Rows of several features, with one lookup and one optimizer step for all of them.
 
-    Inputs are a dict or list of ids, as `features` is, and so are the outputs; those of a list of
-    one may come without the list. Ids may be dense, ragged, or, with a combiner, sparse. Without a
-    combiner ids of any shape give ids.shape + [dim]; with one, the rows of the last dimension are
-    combined: (batch, n) gives (batch, dim). In a job of several ranks every rank must call it.
+    Inputs and outputs are dicts or lists, like `features`; for a list of one, the list may be left
+    out. Ids may be dense, ragged or, with a combiner, sparse. Without a combiner ids of any shape
+    return ids.shape + [dim]; with one, the rows along the last dimension are combined: (batch, n)
+    returns (batch, dim). On several ranks every rank must call it.
 
     Args:
-      features: a dict or list of features, each a `Table`, a pair (table, combiner) or a `Feature`.
-      name, trainable, dtype: of Keras.
+      features: dict or list of features: each a `Table`, a pair (table, combiner) or a `Feature`.
+      name, trainable, dtype: as in Keras.
 
     Raises:
-      TypeError, ValueError: features that are not as said here.
+      TypeError, ValueError: invalid features.
 
     Examples:
       >>> user, item = sk.Table("user", 2, initializer="zeros"), sk.Table("item", 2, "ones")
@@ -65,16 +65,16 @@ class EmbeddingsPart:
     @property
     def tables(self) -> Mapping[str, Any]:
         """The tables by name."""
-        # No dict: Keras would look for layers to save and to load in there once more.
+        # No dict: Keras would search it for layers to save and load again.
         return MappingProxyType({table.name: table for table in self._of.tables})
 
     def features_of(self) -> Sequence[Feature]:
-        """Returns what it looks up, in the order of its ids."""
+        """Returns the features, in the order of their ids."""
         features: Sequence[Feature] = self._of.features
         return features
 
     def build(self, input_shape: Any = None) -> None:
-        """Does nothing: tables are there."""
+        """Does nothing: tables already exist."""
         self.built = True
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ class EmbeddingsPart:
         return rows
 
     def _tensors(self, inputs: Any) -> Any:
-        """Returns inputs with tensors for ids of Python."""
+        """Converts ids given as Python values to tensors."""
         tables = [feature.table for feature in self._of.features]
         if isinstance(inputs, Mapping):
             known = dict(zip(self._of.names or (), tables, strict=False))
@@ -102,9 +102,8 @@ class EmbeddingsPart:
         """Returns the rows of each feature.
 
         Args:
-          inputs: ids of each feature.
-          weights: None, or of each feature None or the weights of its ids; for combiners.
-          training: whether new keys are inserted, as in `fit`; None: whether a gradient tape is
+          weights: None, or per feature None or the weights of its ids; needs combiners.
+          training: whether to insert new keys, as in `fit`; None: whether a gradient tape is
             recording.
         """
         return self._rows(inputs, weights, training)
@@ -120,7 +119,7 @@ class EmbeddingsPart:
         return self._packed(self._of.names, [tf.cast(each, dtype) for each in rows])
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Does what Keras 3 does where a model is made of inputs, whose dtype it knows."""
+        """Checks the input dtype while Keras 3 builds a functional model."""
         for feature, ids in zip(self._of.features, self._flat("inputs", inputs), strict=True):
             if tf.as_dtype(getattr(ids, "dtype", "int64")).is_floating:
                 raise _FloatInputError(
@@ -131,12 +130,12 @@ class EmbeddingsPart:
         return super().compute_output_spec(inputs, *args, **kwargs)  # type: ignore[misc]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shapes of what ids of some shapes give, as `call` does."""
+        """Returns the output shapes of `call`."""
         pairs = zip(self._of.features, self._flat("input_shape", input_shape), strict=True)
         return self._packed(self._of.names, [_shape_of_rows(*each) for each in pairs])
 
     def compute_mask(self, inputs: Any, previous: Any = None) -> Any:
-        """Returns which ids of features with a `mask_value` and no combiner give a row."""
+        """Returns the masks of features with a `mask_value` and no combiner."""
         if all(each.mask_value is None or each.combiner is not None for each in self._of.features):
             return None
         pairs = zip(self._of.features, self._flat("inputs", inputs), strict=True)
@@ -149,7 +148,7 @@ class EmbeddingsPart:
         if names is None:
             if isinstance(inputs, (list, tuple)) and len(inputs) == len(self._of.features):
                 return list(inputs)
-            # A config of tf_keras has an input in place of a list of one.
+            # A config of tf_keras replaces a list of one by its element.
             if len(self._of.features) == 1 and not isinstance(inputs, (list, tuple, Mapping)):
                 return [inputs]
             got = f"{len(inputs)} of them" if isinstance(inputs, (list, tuple)) else type(inputs)
@@ -172,11 +171,11 @@ class EmbeddingsPart:
 
     @staticmethod
     def _packed(names: Any, values: list[Any]) -> Any:
-        """Returns what there is of each feature as the features were given."""
+        """Returns one value per feature, structured as the features."""
         return values if names is None else dict(zip(names, values, strict=True))
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` makes a layer of, with new and empty tables."""
+        """Returns the config for `from_config`, which makes new and empty tables."""
         places = {id(table): place for place, table in enumerate(self._of.tables)}
         listed = [
             {"table": places[id(table)], "combiner": combiner, "mask_value": mask_value}
@@ -187,7 +186,7 @@ class EmbeddingsPart:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns a layer of what `get_config` gave."""
+        """Returns a layer from a config of `get_config`."""
         config = dict(config)
         names, listed, tables = (config.pop(name) for name in ("names", "listed", "tables"))
         made = [_made_anew(table, cls.package) for table in tables]
@@ -198,18 +197,18 @@ class EmbeddingsPart:
 class EmbeddingPart(EmbeddingsPart):
     """Rows of one feature: ids of any shape, dense, ragged or, with a combiner, sparse.
 
-    Without a combiner ids give ids.shape + [dim]; with one, the rows of the last dimension are
-    combined: (batch, n) gives (batch, dim). In a job of several ranks every rank must call it.
+    Without a combiner ids return ids.shape + [dim]; with one, the rows along the last dimension are
+    combined: (batch, n) returns (batch, dim). On several ranks every rank must call it.
 
     Args:
-      table: a `Table`, which other layers may have as well, or a `Feature`.
-      combiner: "sum", "mean" or "sqrtn"; None: each id gives its row.
-      mask_value: an id that stands for no id, such as 0 or "" in padded ids: it gives zeros, and
-        does not count in a combiner. None: there is none.
-      name, trainable, dtype: of Keras.
+      table: a `Table`, which layers may share, or a `Feature`.
+      combiner: "sum", "mean" or "sqrtn"; None: one row per id.
+      mask_value: padding id, such as 0 or "": it returns zeros and does not count in a combiner.
+        None: no padding.
+      name, trainable, dtype: as in Keras.
 
     Raises:
-      TypeError, ValueError: arguments that are not as said here.
+      TypeError, ValueError: invalid arguments.
 
     Examples:
       >>> rows = sk.Embedding(sk.Table("item", 2, initializer="ones"), combiner="sum", mask_value=0)
@@ -261,12 +260,9 @@ class EmbeddingPart(EmbeddingsPart):
         return tensor_of_ids(self._of.tables[0], inputs)
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
-        """Returns the rows of ids: ids.shape + [dimension], or combined over the last dimension.
+        """Returns the rows of ids: ids.shape + [dim], or combined over the last dimension.
 
-        Args:
-          ids: of any shape, dense, ragged or, with a combiner, sparse.
-          weights: None, or the weights of the ids, for a combiner.
-          training: whether new keys are inserted; None: whether a gradient tape is recording.
+        Arguments as for `Embeddings.call`.
         """
         return self._rows(ids, weights, training)
 
@@ -279,10 +275,10 @@ class EmbeddingPart(EmbeddingsPart):
 
 
 class _FloatInputError(NotImplementedError, TypeError):
-    """Raised where a model of Keras 3 is made with an input of floats for ids.
+    """Raised while Keras 3 builds a model with a float input for ids.
 
-    A Sequential without an Input takes one of floats for itself. Where a layer raises
-    NotImplementedError then, it calls its layers one by one on its inputs.
+    A Sequential without an Input assumes a float one. When a layer raises NotImplementedError, it
+    calls its layers one by one on the real inputs.
     """
 
 
@@ -292,7 +288,7 @@ def _shape_of_rows(feature: Feature, shape: Any) -> tuple[int | None, ...]:
 
 
 def _named(features: Any, table_class: Any) -> tuple[list[str] | None, list[Feature]]:
-    """Returns the names, None in a list, and the features."""
+    """Returns the feature names (None for a list) and the features."""
     is_dict = isinstance(features, Mapping)
     if not is_dict and (isinstance(features, (str, Feature)) or not isinstance(features, Sequence)):
         raise TypeError(
@@ -325,7 +321,7 @@ def _feature(value: Any, table_class: Any) -> Feature:
 
 
 def _made_anew(table: Any, package: Any) -> Any:
-    """Returns a table of what Keras has written of one; of a table itself another one like it."""
+    """Returns a new table from a table or its Keras config."""
     if isinstance(table, dict):
         return package.saving.deserialize_keras_object(table)
     return type(table).from_config(table.get_config())

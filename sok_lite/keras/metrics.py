@@ -1,4 +1,4 @@
-"""`TableMetrics`: how tables grow, each epoch and every some steps; totals, and table by table."""
+"""`TableMetrics`: reports table growth each epoch and every few steps, in total and per table."""
 
 import logging
 from collections.abc import Callable
@@ -24,31 +24,31 @@ from sok_lite.engine.work_done import (
 )
 
 _log = logging.getLogger("sok_lite")
-# Of each table at the end of an epoch, and of all together in the logs.
+# Per table at the end of an epoch, and summed over tables in the logs.
 _FACTS = ("keys", "new_keys", "evicted", "bytes")
 
 
 class TableMetricsPart:
-    """A callback that tells how tables grow.
+    """A callback that reports how tables grow.
 
-    To the logs of each epoch, which the progress line, `History.history` and other callbacks read,
-    it adds four numbers of all tables together: "tables/keys", "tables/new_keys" in the epoch,
-    "tables/evicted" so far, and "tables/bytes" of all that they keep. Each table's own are
-    in `history`, and with `log_dir` in TensorBoard. All numbers are sums over ranks, and every rank
-    must have it. Put it before the callbacks that read logs.
+    It adds four totals over all tables to the logs of each epoch, which the progress line,
+    `History.history` and other callbacks read: "tables/keys", "tables/new_keys" of the epoch,
+    "tables/evicted" so far, and "tables/bytes" of all memory. Numbers per table are in `history`
+    and, with `log_dir`, in TensorBoard. All numbers are sums over ranks, and every rank must have
+    the callback. Put it before callbacks that read logs.
 
     Args:
-      every: also tell how tables do within an epoch, after every so many steps: keys, the hit rate,
-        and new and evicted keys for each step since; of all tables together "seconds_per_step" of
-        lookups, gradients and updates, the mean over ranks, and "sent_bytes_per_step" between
-        ranks. None: once an epoch only.
-      log_dir: where rank 0 writes each table's numbers for TensorBoard: "epoch_sok/<name>/keys" and
-        the like by epoch, and with `every` "sok/<name>/keys" and the like by step, with the keys of
-        the rank with most. None: with `every` the logger "sok_lite" tells them, at level INFO.
+      every: steps between reports within an epoch: per table keys, hit rate, and new and evicted
+        keys per step since the last; over all tables "seconds_per_step" of lookups, gradients and
+        updates, averaged over ranks, and "sent_bytes_per_step" between ranks. None: once an epoch
+        only.
+      log_dir: where rank 0 writes each table's numbers for TensorBoard: "epoch_sok/<name>/keys"
+        etc. by epoch, and with `every` "sok/<name>/keys" etc. by step, with the keys of the fullest
+        rank. None: with `every` the logger "sok_lite" gets them at level INFO.
 
     Attributes:
       history: "<name>/keys", "<name>/new_keys", "<name>/evicted" and "<name>/bytes" of each table:
-        a list with a number for each epoch of the last `fit`; the same on all ranks.
+        one number per epoch of the last `fit`; the same on all ranks.
 
     Raises:
       TypeError, ValueError: `every` is no integer above 0. In `fit`, on all ranks: `every` differs
@@ -67,16 +67,16 @@ class TableMetricsPart:
         self._made: dict[str, int] = {}
         self._every, self._log_dir = None if every is None else int(every), log_dir
         self._writer: Any = None
-        # Steps so far, those of the epochs before, and those when it was told the last time.
+        # Steps so far, steps of finished epochs, and steps at the last report.
         self._steps = self._before = self._told = 0
         self._last: dict[str, dict[str, int]] = {}
         self._work = self._tested = np.zeros(2)
         if every is not None:
-            # Of this object: a callback that looks at every step has Keras wait for each.
+            # Set per object: a callback with this method makes Keras synchronize at every step.
             self.on_train_batch_end = self._after_step
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Notes how tables are to begin with."""
+        """Records the initial counters."""
         comm = other_ranks()
         if comm is not None:
             check_equal_on_all_ranks(comm, {"every": self._every}, "`every` of TableMetrics")
@@ -88,21 +88,21 @@ class TableMetricsPart:
             self._writer = tf.summary.create_file_writer(str(self._log_dir))
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Notes the work done before a validation, whose lookups are of no step."""
+        """Records the work before a validation, whose lookups belong to no step."""
         self._tested = _work()
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Leaves the work of a validation out."""
+        """Excludes the work of a validation."""
         self._work = self._work + (_work() - self._tested)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Closes the file."""
+        """Closes the TensorBoard file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def _after_step(self, batch: int, logs: Any = None) -> None:
-        """Tells how tables do if enough steps have gone by; a call may be of several steps."""
+        """Reports if enough steps have passed; one call may cover several steps."""
         assert self._every is not None
         self._steps = self._before + batch + 1
         since = self._steps - self._told
@@ -117,7 +117,7 @@ class TableMetricsPart:
         last = np.array([list(self._last.get(name, now[name]).values()) for name in now])
         self._last = now
         sums, most = flat - last, flat[:, :1]
-        sums[:, :1] = most  # keys are of now, all else is since the last time
+        sums[:, :1] = most  # keys are totals, the rest is since the last report
         comm, work = other_ranks(), _work()
         self._work, done = work, work - self._work
         if comm is not None and now:
@@ -145,10 +145,10 @@ class TableMetricsPart:
             _log.info("step %d: %s", step, ", ".join(f"{n} {v:,.6g}" for n, v in told.items()))
 
     def _write(self, step: int, group: str, told: dict[str, float]) -> None:
-        """Writes numbers for TensorBoard, on the rank that does."""
+        """Writes numbers for TensorBoard, on the rank with a writer."""
         if self._writer is None:
             return
-        # Keras' callback has others record some steps only.
+        # Keras' TensorBoard callback limits recording to some steps.
         with tf.summary.record_if(True), self._writer.as_default(step):
             for name, value in told.items():
                 tf.summary.scalar(f"{group}/{name}", value)
@@ -156,16 +156,16 @@ class TableMetricsPart:
     def _of_tables(
         self, function: Callable[[EmbeddingTable], dict[str, int]]
     ) -> dict[str, dict[str, int]]:
-        """Returns what a function gives of each table of the model, by name."""
+        """Applies a function to each table of the model; returns results by name."""
         tables = [each.table for each in held.kept_tables(self.model)]  # type: ignore[attr-defined]
         return {table.name: on_device(table.backend, function, table) for table in tables}
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes the sizes to begin with."""
+        """Records the counters at the start of the epoch."""
         self._made = {name: facts["made"] for name, facts in self._of_tables(_facts_of).items()}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds the totals to the logs, and each table's numbers to what has them."""
+        """Adds totals to the logs, and per-table numbers to `history` and TensorBoard."""
         self._before = self._steps
         found = self._of_tables(_facts_of)
         if not found:
@@ -192,7 +192,7 @@ class TableMetricsPart:
 
 
 def _facts_of(table: EmbeddingTable) -> dict[str, int]:
-    """Returns what is told of a table, but "made": how many keys have got a row so far."""
+    """Returns the reported facts of a table, and "made": how many keys ever got a row."""
     evicted = 0 if table.keeps_every_key else table.num_evicted
     return {
         "keys": table.size,
@@ -203,7 +203,7 @@ def _facts_of(table: EmbeddingTable) -> dict[str, int]:
 
 
 def _work() -> np.ndarray:
-    """Returns the seconds of calls so far, and the bytes that this rank has sent to others."""
+    """Returns the seconds of calls so far, and the bytes that this rank has sent."""
     calls, sent = (LOOKUPS, GRADIENTS, UPDATES), (SENT_KEYS, SENT_ROWS, SENT_GRADIENTS)
     return np.array([sum(each.seconds for each in calls), sum(each.num_bytes for each in sent)])
 

@@ -1,6 +1,6 @@
-"""Each rank's part of the data: of batches that all ranks have, or of batches of its own.
+"""Shards the data of a job over ranks: common batches, or batches of each rank's own.
 
-Where all have the same ones, each dataset is asked what it was made of, for it has to be alike.
+For common batches it compares how each rank's dataset was made, which must agree.
 """
 
 import zlib
@@ -26,26 +26,25 @@ from sok_lite.comm.protocol import RanksDifferError
 
 
 def shard(batches: tf.data.Dataset, drop_remainder: bool = False) -> tf.data.Dataset:
-    """Returns this rank's part of each batch: every rank has as many parts.
+    """Returns this rank's part of each batch; every rank gets the same number of parts.
 
-    The rows of a batch that the number of ranks does not divide go to the first ranks, one each. So
-    a rank may have a part without rows, which counts nothing; see docs/keras.md. On one rank the
-    batches come as they are.
+    If the number of ranks does not divide a batch, the first ranks get one more row. A part may be
+    empty and then counts nothing; see docs/keras.md. On one rank batches are unchanged.
 
-    Every rank must call it, with the same batches in the same order. The ranks compare what the
-    dataset was made of: its types, its number and sizes of batches, the seeds of `shuffle` and
-    arrays of numbers. What a function of `map` or `interleave` draws, and files, they do not see.
+    Every rank must call it, with the same batches in the same order. The ranks compare how the
+    dataset was made: types, number and sizes of batches, seeds of `shuffle`, and numeric arrays.
+    They cannot see files, or random numbers inside a function of `map` or `interleave`.
 
     Args:
       batches: of the whole job, of tensors and RaggedTensors.
-      drop_remainder: whether those rows are left out instead, and all parts equally long; for a
-        `train_step` of a program's own, whose ranks count alike.
+      drop_remainder: whether to drop the surplus rows, so that all parts are equally long; for a
+        custom `train_step` that weights all ranks equally.
 
     Raises:
-      TypeError: it is no dataset of tensors and RaggedTensors. ValueError: its elements are no
+      TypeError: not a dataset of tensors and RaggedTensors. ValueError: its elements are not
         batches. Both on one rank too.
-      RanksDifferError: on all ranks, where these differ in what they compare, or the order of a
-        dataset is by chance: a `shuffle` without a seed, or `deterministic=False`.
+      RanksDifferError: on all ranks, where the compared facts differ, or the order is random: a
+        `shuffle` without a seed, or `deterministic=False`.
     """
     _check_batches(batches, "shard")
     comm = other_ranks()
@@ -65,18 +64,19 @@ def shard(batches: tf.data.Dataset, drop_remainder: bool = False) -> tf.data.Dat
 
 
 def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns this rank's batches, and then empty ones for as long as another rank has some.
+    """Returns this rank's batches, then empty ones until every rank has the same number.
 
-    An empty batch counts nothing; see docs/keras.md. Every rank must call it. On one rank the
-    batches come as they are.
+    An empty batch counts nothing; see docs/keras.md. Every rank must call it. On one rank batches
+    are unchanged.
 
     Args:
-      batches: of this rank, of tensors and RaggedTensors. Where TensorFlow does not know their
-        number, they are read once to count them.
+      batches: of this rank, of tensors and RaggedTensors. If TensorFlow does not know their number,
+        they are read once to count them.
 
     Raises:
-      TypeError: it is no dataset of tensors and RaggedTensors.
-      ValueError: its elements are no batches; or, on all ranks, one has none, or endlessly many.
+      TypeError: not a dataset of tensors and RaggedTensors.
+      ValueError: its elements are not batches; or, on all ranks, a rank has none, or infinitely
+        many.
     """
     _check_batches(batches, "equal_steps")
     if other_ranks() is None:
@@ -99,25 +99,16 @@ def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _of_rows(batches: tf.data.Dataset, batch: Any, start: Any, end: Any) -> Any:
-    """Returns some rows of a batch, as an element of the dataset."""
+    """Slices a batch into an element of the dataset."""
     rows = [each[start:end] for each in tf.nest.flatten(batch)]
     return tf.nest.pack_sequence_as(batches.element_spec, rows)
 
 
-# ---- what a dataset was made of ------------------------------------------------------------------
+# ---- how a dataset was made --------------------------------------------------------------------
 
 
 def _check_batches(batches: Any, name: str) -> None:
-    """Raises where data is no dataset of batches whose rows can be cut.
-
-    Args:
-      batches: what a program gives.
-      name: of the function that it gives them, for errors.
-
-    Raises:
-      TypeError: it is no dataset, or its elements hold something that has no rows to cut.
-      ValueError: its elements are no batches.
-    """
+    """Raises TypeError or ValueError unless this is a dataset of batches with rows to slice."""
     if not isinstance(batches, tf.data.Dataset):
         raise TypeError(
             f"{name}() takes a tf.data.Dataset of batches. Received: a {type(batches).__name__}. "
@@ -140,13 +131,10 @@ def _check_batches(batches: Any, name: str) -> None:
 
 
 def _check_alike(batches: tf.data.Dataset) -> None:
-    """Raises where ranks are seen to have other batches, or another order. All must call it.
+    """Raises RanksDifferError on all ranks if their batches differ or have a random order.
 
-    It looks at what a dataset was made of, and reads none of its elements. In a graph, where ranks
-    cannot be asked, it does nothing.
-
-    Raises:
-      RanksDifferError: on all ranks.
+    Every rank must call it. It inspects how the dataset was made and reads no element. In a graph,
+    where ranks cannot communicate, it does nothing.
     """
     if not tf.executing_eagerly():
         return
@@ -160,7 +148,7 @@ def _check_alike(batches: tf.data.Dataset) -> None:
     has_order = batches.options().deterministic is not False
     has_order &= "false" not in _attributes(made_of, ORDER_OF_DATASET)
     tensors = tf.nest.flatten(_attributes(made_of, ARRAYS_OF_DATASET))
-    # Of texts some are paths of files, which may differ; parts of ragged and sparse ones are none.
+    # Skip strings, which may be file paths that differ, and parts of ragged and sparse tensors.
     arrays = [
         each for each in tensors if each.dtype.is_numpy_compatible and each.dtype != tf.string
     ]
@@ -206,12 +194,12 @@ def _check_alike(batches: tf.data.Dataset) -> None:
 
 
 def shuffles_anew(dataset: Any) -> bool:
-    """Whether a dataset has another order each time that it is begun."""
+    """Whether each iteration of a dataset has another order."""
     return any(_attributes(list(_made_of(dataset)), ANEW_OF_DATASET))
 
 
 def _made_of(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset and those that it is made of."""
+    """Yields a dataset and its inputs, recursively."""
     yield dataset
     for each in getattr(dataset, INPUTS_OF_DATASET)():
         yield from _made_of(each)

@@ -1,4 +1,4 @@
-"""`Table` for either Keras; classes.py makes a layer class of it for each."""
+"""`Table` for both Keras versions; classes.py makes it a layer class of each."""
 
 import itertools
 import weakref
@@ -44,7 +44,7 @@ _OF_VARIABLE = (
     "It is an option of sok_lite.DynamicVariable: all ranks have a part of a Table, and its "
     "gradients travel as float32."
 )
-# What an Embedding of Keras or a DynamicVariable takes, and what to write here.
+# Arguments of Keras' Embedding or of DynamicVariable, and what to write instead.
 _INSTEAD = {
     "input_dim": 'A table has a name and no number of rows: Table("item", 16).',
     "output_dim": "It is called `dim` here.",
@@ -65,51 +65,51 @@ _INSTEAD = {
     "mode": _OF_VARIABLE,
     "gradient_dtype": _OF_VARIABLE,
 }
-# In a config: the number, in its process, of a table that several layers share.
+# Config key: the number, in its process, of a table that several layers share.
 _SHARED = "shared"
 
 
 class TablePart:
-    """A table that layers look keys up in, and a layer that does so itself.
+    """A table for layers to look up keys in, and itself a layer that does so.
 
-    Training gives every key of a batch a row; nothing else does. The optimizer that the model is
-    compiled with trains the rows that have a gradient, and the table keeps its states beside them.
-    As a layer, ids of any shape, dense or ragged, give ids.shape + [dim]; lists are taken as well.
-    In a job of several ranks each keeps a part of the keys, and every rank must call the layer.
+    Only training inserts keys: every key of a batch gets a row. The optimizer that the model is
+    compiled with trains the rows that have a gradient, and the table stores their optimizer state.
+    Called as a layer, ids of any shape, dense or ragged or lists, return ids.shape + [dim]. On
+    several ranks each holds a part of the keys, and every rank must call the layer.
 
     Args:
-      name: of the layer. It also seeds the rows.
+      name: of the layer; also seeds the rows.
       dim: elements of a row.
-      initializer: initial value of a row: a number, or an initializer of Keras or its name; None:
-        Keras' "uniform", as of its Embedding.
-      key_type: "int64", "int32" or "uint64"; or str: texts, whose key is `tf.fingerprint`
-        (Fingerprint64 of FarmHash), 64 bits that are the same everywhere.
-      var_type: "hbm": it grows without bound. "hybrid": up to `max_capacity` keys, then others go.
-      row_dtype: "float32", "float16" or "bfloat16". What the layer gives has its compute dtype.
-      seed: of rows that are random.
-      row_shape: (fan_in, fan_out) that Glorot, He, Lecun and VarianceScaling count with, such as
-        (1000, dim) to begin as an Embedding of 1000 rows does. None: (dim, dim), as of a vector,
-        and a warning says what that changes.
-      keep_texts: whether a table of key_type=str remembers its texts, so that `texts` finds those
-        of keys. This rank keeps those that its lookups in training ask for.
+      initializer: initial value of a row: a number, or a Keras initializer or its name; None:
+        Keras' "uniform", as for its Embedding.
+      key_type: "int64", "int32" or "uint64"; or str: strings, whose key is `tf.fingerprint`
+        (FarmHash Fingerprint64), 64 bits that are the same everywhere.
+      var_type: "hbm": grows without bound. "hybrid": evicts keys beyond `max_capacity`.
+      row_dtype: "float32", "float16" or "bfloat16". The layer's output has its compute dtype.
+      seed: of random rows.
+      row_shape: (fan_in, fan_out) for Glorot, He, Lecun and VarianceScaling, such as (1000, dim) to
+        start as an Embedding of 1000 rows does. None: (dim, dim), as for a vector, with a warning
+        on what that changes.
+      keep_texts: whether a table of key_type=str remembers its strings, so that `texts` finds them
+        by key. Each rank keeps those that its training lookups ask for.
       trainable: whether it is trained.
-      partitioner: which of several ranks owns a key: "mod", key mod ranks; or "hash", which spreads
-        keys that "mod" would crowd on some ranks, such as even numbers on two.
-      optimizer: trains this table in place of the one that the model is compiled with, at its own
-        learning rate and with its own schedule and clipping: an optimizer of the same Keras, or its
-        name; tables may share one. None: the model's does. Its steps count those that have a
-        gradient of the table. It is saved with the table.
-      dtype: of Keras.
-      **options: `init_capacity`, keys to make room for at once; for "hybrid" see
+      partitioner: assigns keys to ranks: "mod", key mod ranks; or "hash", which spreads keys that
+        "mod" would crowd on some ranks, such as even numbers on two.
+      optimizer: trains this table instead of the compiled optimizer, with its own learning rate,
+        schedule and clipping: an optimizer of the same Keras, or its name; tables may share one.
+        None: the model's. It counts only steps with a gradient of the table. It is saved with the
+        table.
+      dtype: as in Keras.
+      **options: `init_capacity`, keys to reserve memory for; for "hybrid" see
         `sok_lite.engine.table.hkv_options.HkvOptions`. Capacities are rounded up to powers of two,
         with a warning.
 
     Attributes:
-      variable: the weight: what `model.trainable_weights` lists.
-      optimizer: that of the table alone, as an object; None: it has none.
+      variable: the weight that `model.trainable_weights` lists.
+      optimizer: the table's own optimizer, or None.
 
     Raises:
-      TypeError, ValueError: an argument that is not as said here.
+      TypeError, ValueError: an invalid argument.
 
     Examples:
       >>> items = sk.Table("item", 2, initializer="ones")
@@ -204,7 +204,7 @@ class TablePart:
 
     @property
     def has_texts(self) -> bool:
-        """Whether its ids are texts."""
+        """Whether its ids are strings."""
         return self._configured.key_type == _TEXTS
 
     @property
@@ -222,7 +222,7 @@ class TablePart:
         return int(on_device(self._table.backend, lambda: self._table.size))
 
     def __contains__(self, key: Any) -> bool:
-        """Returns whether a key, of a table of texts a text, has a row on this rank."""
+        """Returns whether a key, or the string of a string table, has a row on this rank."""
         return table_ops.has(self.variable, key_of(self, key))
 
     def __getitem__(self, key: Any) -> NoReturn:
@@ -245,7 +245,7 @@ class TablePart:
         return f"<sok_lite.keras.Table {self.name!r} dim={self.dim} {text}>"
 
     def _repr_html_(self) -> str:
-        """Returns what a notebook shows."""
+        """Returns the HTML for notebooks."""
         facts = on_device(self._table.backend, self._table.facts, self.variable.dtype.name)
         if self.has_texts:
             facts["key type"] = "text, by its 64-bit hash"
@@ -260,7 +260,7 @@ class TablePart:
         return table_ops.statistics(self.variable)
 
     def count_params(self) -> int:
-        """Returns the elements of all rows of this rank."""
+        """Returns the number of elements of all rows on this rank."""
         return len(self) * self.dim
 
     # ---------------------------------------------------------------- rows
@@ -276,91 +276,91 @@ class TablePart:
         return tf.cast(rows, self.compute_dtype)  # type: ignore[attr-defined]
 
     def features_of(self) -> list[Feature]:
-        """Returns what it looks up, called as a layer."""
+        """Returns the feature that it looks up when called as a layer."""
         return [Feature(self)]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape of what ids of a shape give."""
+        """Returns the output shape of `call`."""
         return (*input_shape, self.dim)
 
     def export(self, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns this rank's keys (n,), ascending, of texts their hashes, and rows (n, dim).
+        """Returns this rank's keys (n,), ascending (hashes of strings), and rows (n, dim).
 
         Args:
-          cutoff: leaves out the keys of whose row every |element| < cutoff; None: none.
+          cutoff: skips keys whose row has every |element| < cutoff; None: keeps all.
         """
         return table_exports.export(self.variable, cutoff)
 
     def assign(self, keys: Any, rows: Any) -> None:
-        """Sets the rows of keys on this rank, inserting keys that are new. No communication.
+        """Sets the rows of keys on this rank, inserting new keys. No communication.
 
-        Of several ranks each gives the keys that it owns: those with key mod ranks == rank, of
-        texts that of their hashes, unless `partitioner` is "hash". Here and below the keys of a
-        table of texts are texts, or their hashes as an int64 tensor or array, as `export` and
-        `sok_lite.hash_strings` give them; integers of Python are none.
+        On several ranks pass each rank the keys that it owns: those with key mod ranks == rank (by
+        hash, for strings), unless `partitioner` is "hash". Here and below, keys of a string table
+        are strings, or their hashes as an int64 tensor or array, as returned by `export` and
+        `sok_lite.hash_strings`; Python integers are rejected.
 
         Args:
-          keys: (n,) integers, or texts.
+          keys: (n,) integers or strings.
           rows: (n, dim).
 
         Raises:
-          TypeError: keys are not what the table has for keys, or rows no floats.
-          ValueError: shapes do not fit, or a key not the key type, or other ranks own keys that
-            have no row here. Nothing has changed then.
+          TypeError: keys are not of the table's kind, or rows are not floats.
+          ValueError: shapes do not match, a key does not fit the key type, or other ranks own keys
+            that have no row here. Nothing has changed.
         """
         keys = keys_of(self, keys, remember=True)
         writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)
 
     def contains(self, keys: Any, all_ranks: bool = False) -> tf.Tensor:
-        """Returns whether keys of any shape have a row on this rank, bool of their shape.
+        """Returns whether keys of any shape have a row on this rank, bool of the same shape.
 
         Args:
-          all_ranks: whether to ask the ranks that own the keys, each rank about keys of its own:
-            every rank must call it then.
+          all_ranks: whether to ask the owner ranks; each rank may pass its own keys, and every rank
+            must call it.
         """
         return table_ops.contains(self.variable, keys_of(self, keys), all_ranks)
 
     def scores(self, keys: Any) -> tf.Tensor:
         """Returns the scores of keys of any shape, uint64; the lowest is evicted first.
 
-        0 for a key without a row. Without a strategy it is the number of the lookup that last saw
-        the key.
+        A key without a row has 0. Without an eviction strategy the score is the number of the last
+        lookup that asked for the key.
         """
         return table_ops.scores(self.variable, keys_of(self, keys))
 
     def decay_scores(self, factor: float) -> None:
-        """Multiplies the counts by which kLfu and kEpochLfu evict by a factor, rounded down, on
-        this rank: a key that was popular once has to be seen again to stay.
+        """Multiplies the counts that kLfu and kEpochLfu evict by, on this rank, rounding down.
+
+        A formerly popular key then has to be seen again to stay.
 
         Args:
-          factor: from 0 to 1, such as 0.5 once a day. The next increment of a checkpoint is a whole
+          factor: from 0 to 1, such as 0.5 once a day. The next increment of a checkpoint is a full
             one.
 
         Raises:
-          TypeError, ValueError: `factor` is no such number, or the table evicts by something else.
+          TypeError, ValueError: an invalid `factor`, or a table that does not evict by counts.
         """
         table_ops.decay_scores(self.variable, factor)
 
     def erase(self, keys: Any) -> tf.Tensor:
-        """Removes keys of any shape with rows and optimizer state; returns how many there were."""
+        """Removes keys of any shape with rows and optimizer state; returns how many existed."""
         return table_ops.erase(self.variable, keys_of(self, keys))
 
     def expire(
         self, *, num_lookups: int | None = None, seconds: float | None = None, **others: Any
     ) -> tf.Tensor:
-        """Removes the keys on this rank that were not seen lately; returns how many.
+        """Removes this rank's keys that were not seen recently; returns how many.
 
-        It is one change, whole or not at all, and shows no progress: 10 million keys of dim 16, of
-        which half go, take about a second of a core.
+        The call is atomic and shows no progress: removing half of 10 million keys of dim 16 takes
+        about a second of one core.
 
         Args:
-          num_lookups: those that none of the last `num_lookups` lookups of the table asked for.
-          seconds: those that no lookup asked for within that time.
-          others: there are none; days and the like raise.
+          num_lookups: removes keys that none of the table's last `num_lookups` lookups asked for.
+          seconds: removes keys that no lookup asked for within that time.
+          others: rejected: days and the like raise.
 
         Raises:
-          TypeError, ValueError: not exactly one of the two is passed, or another, or it is no
-            number or negative.
+          TypeError, ValueError: not exactly one of the two, an unknown argument, or no number >= 0.
         """
         return table_ops.expire(self.variable, num_lookups=num_lookups, seconds=seconds, **others)
 
@@ -369,72 +369,72 @@ class TablePart:
         table_ops.clear(self.variable)
 
     def texts(self, keys: Any, missing: str | bytes | None = None) -> tf.Tensor:
-        """Returns the texts of keys, of a table with keep_texts=True. Every rank must call it.
+        """Returns the strings of keys, for a table with keep_texts=True. Every rank must call it.
 
-        It asks all ranks: the rank that looked a text up knows it, and not the one that has the
-        row. A text is known from the lookup in training, or the `assign`, that first had it. Each
-        rank may give keys of its own. It waits for all ranks, and is for eager mode.
+        It asks all ranks: the rank that looked a string up knows it, not the one that has the row.
+        A string is known from the first training lookup or `assign` with it. Each rank may pass its
+        own keys. It waits for all ranks and needs eager mode.
 
         Args:
-          keys: int64 of any shape, as `export` gives them.
-          missing: a text for keys whose text no rank knows; None: such keys raise.
+          keys: int64 of any shape, as `export` returns them.
+          missing: replaces strings that no rank knows; None: such keys raise.
 
         Returns:
-          The texts as bytes, of the shape of `keys`.
+          The strings as bytes, in the shape of `keys`.
 
         Raises:
-          ValueError: texts are not kept, or a key has none. TypeError: an argument is not as said
-            here. RuntimeError: in a tf.function. All ranks raise the same, of wrong arguments
-            before anything is sent.
+          ValueError: strings are not kept, or a key has none. TypeError: an invalid argument.
+            RuntimeError: in a tf.function. All ranks raise the same; for invalid arguments before
+            any communication.
         """
         return texts_of_keys(self._table, keys, missing)
 
     # ---------------------------------------------------------------- saving
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` makes a layer of, with a new and empty table.
+        """Returns the config for `from_config`, which makes a new and empty table.
 
         Raises:
-          NotImplementedError: several layers have it, or it is a layer of the model beside one that
-            has it, and `clone_model` asks, which does not say that it is one.
+          NotImplementedError: `clone_model` asks for a table with several users, which the clone
+            would not share.
         """
         config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
         return _shared_config(config, self.name, self._number) if self._num_users() > 1 else config
 
     def _num_users(self) -> int:
-        """Returns how many layers look up in it; as a layer of a functional model it is one."""
+        """Returns how many layers look up in it, including itself in a functional model."""
         is_layer = getattr(self, "inbound_nodes", None) or hasattr(self, "output")
         return len(self._users) + bool(is_layer)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns a table of what `get_config` gave.
+        """Returns a table from a config of `get_config`.
 
         Raises:
-          NotImplementedError: several layers share it, and none but this one is being made.
+          NotImplementedError: layers share it, and only this one is being made.
         """
         return _table_of(cls, config)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes keys, rows, optimizer states and scores to a store of Keras; of all ranks, if any.
+        """Writes keys, rows, optimizer states and scores of all ranks to a Keras store.
 
         Raises:
-          NotImplementedError: there are several ranks, and it is none of `model.save` and
+          NotImplementedError: on several ranks, called outside `model.save` and
             `model.save_weights`, which every rank calls.
         """
         save_rows(self.variable, store, self.name)
 
     def load_own_variables(self, store: Any) -> None:
-        """Makes the table what `save_own_variables` wrote, on this rank of any number.
+        """Replaces the content by what `save_own_variables` wrote, on any number of ranks.
 
         Raises:
-          ValueError: something is missing or is not of such a table. The table is as it was.
+          ValueError: something is missing or is from another kind of table. Nothing has changed.
         """
         load_rows(self.variable, store, self.name)
 
 
 def _refuse_as_tensor(table: TablePart, *_: Any, **__: Any) -> NoReturn:
-    """Refuses to make a tensor of a table, which TensorFlow would do as of an empty list."""
+    """Refuses to convert a table, which TensorFlow would read as an empty list."""
     raise TypeError(
         f"Table {table.name!r} is no tensor. Call it: table(ids) gives the rows of ids, in place "
         "of tf.nn.embedding_lookup(table, ids) or tf.gather(table, ids); table.export() gives all."
@@ -456,11 +456,7 @@ def _checked_arguments(
     var_type: Any,
     keep_texts: Any,
 ) -> tuple[str, str]:
-    """Returns the names of the key type and of the rows' dtype; checks these arguments.
-
-    Raises:
-      TypeError, ValueError: an argument is not as `Table` says.
-    """
+    """Returns the names of the key type and row dtype; raises TypeError or ValueError."""
     if not isinstance(name, str):
         raise TypeError(
             f"`name` must be a string. Received: name={name!r}. A table has a name and a "
@@ -484,11 +480,7 @@ def _checked_arguments(
 
 
 def _checked_options(var_type: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of the table of that kind; None stands for their default.
-
-    Raises:
-      TypeError: an unknown one. ValueError: one that a table of that kind has not.
-    """
+    """Returns the options that are not None; raises TypeError or ValueError."""
     of_hybrid = [name for name in HkvOptions.names() if name != _OF_LOOKUP_SPARSE]
     known = of_hybrid if var_type == "hybrid" else ["init_capacity"]
     if _OF_LOOKUP_SPARSE in options:
@@ -510,17 +502,16 @@ def _checked_options(var_type: str, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _own_optimizer(package: Any, name: str, given: Any) -> Any:
-    """Returns the optimizer of a table alone, as an object; None: it has none.
+    """Returns the table's own optimizer, or None.
 
-    Raises:
-      TypeError: it is no optimizer of the same Keras. ValueError: an unknown name.
-      NotImplementedError: it cannot train rows, or not beside another.
+    TypeError: not an optimizer of the same Keras. ValueError: an unknown name. NotImplementedError:
+    it cannot train rows, or not beside another.
     """
     if given is None:
         return None
     optimizer = package.optimizers.get(given) if isinstance(given, str) else given
     if not isinstance(optimizer, package.optimizers.Optimizer):
-        inside = getattr(given, "optimizer", None)  # as a sok.OptimizerWrapper has it
+        inside = getattr(given, "optimizer", None)  # as in sok.OptimizerWrapper
         is_wrapped = isinstance(inside, package.optimizers.Optimizer)
         raise TypeError(
             f"`optimizer` of table {name!r} must be an optimizer of {package.__name__}, or its "
@@ -532,7 +523,7 @@ def _own_optimizer(package: Any, name: str, given: Any) -> Any:
 
 
 def _name_of(dtype: Any) -> str:
-    """Returns the name of a dtype; of what is none, its text."""
+    """Returns the name of a dtype, or the text of another value."""
     try:
         return (
             str(dtype)
@@ -544,7 +535,7 @@ def _name_of(dtype: Any) -> str:
 
 
 def _check_names_differ(name: str, ids: Any) -> None:
-    """Raises ValueError where a keras.Input that a table is called with has the table's name."""
+    """Raises ValueError if a keras.Input that a table is called with has the table's name."""
     history = getattr(ids, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
     origin = getattr(history, "operation", getattr(history, "layer", None))
     if origin is not None and origin.name == name:
@@ -567,13 +558,7 @@ def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
 def _shared_config(config: dict[str, Any], name: str, number: int) -> dict[str, Any]:
     """Returns the config of a table that several layers share.
 
-    Args:
-      config: of the table alone.
-      name: of the table.
-      number: of the table, in this process.
-
-    Raises:
-      NotImplementedError: `clone_model` asks, which does not say that the table is one.
+    NotImplementedError: `clone_model` asks, which would not keep it shared.
     """
     if is_cloning():
         raise NotImplementedError(
@@ -581,24 +566,19 @@ def _shared_config(config: dict[str, Any], name: str, number: int) -> dict[str, 
             "it would give each a table of its own. Use "
             "type(model).from_config(model.get_config()), which keeps it shared."
         )
-    # Keras itself, where it says so, says it not of models within a model.
+    # Keras' own sharing does not cover models within a model.
     return {**config, _SHARED: number}
 
 
 def _table_of(cls: Any, config: dict[str, Any]) -> Any:
-    """Returns a table of a config; of one that is shared, the one that was made of it before.
+    """Returns a table from a config, or the one already made for a shared table.
 
-    Args:
-      cls: the class of tables of a Keras.
-      config: of `get_config`.
-
-    Raises:
-      NotImplementedError: several layers share it, and none but this one is being made.
+    NotImplementedError: several layers share it, and only this one is being made.
     """
     config, made = dict(config), made_so_far()
-    config.pop("filter_ratio", None)  # tables of before took it, and nothing came of it
+    config.pop("filter_ratio", None)  # in old configs, where it had no effect
     number = config.pop(_SHARED, None)
-    # Keras that is loading may know itself what it has made.
+    # Some Keras versions track shared objects themselves.
     if number is None or (made is None and says_what_is_shared(cls.package)):
         return _made(cls, config)
     if made is None:
@@ -615,7 +595,7 @@ def _table_of(cls: Any, config: dict[str, Any]) -> Any:
 def _made(cls: Any, config: dict[str, Any]) -> Any:
     made = {"initializer": object_of(config["initializer"], cls.package)}
     if config.get("optimizer") is not None:
-        # One of its own: a config that was not written has that of the other table.
+        # A copy: the object of an unserialized config belongs to the other table.
         its = object_of(config["optimizer"], cls.package)
         made["optimizer"] = type(its).from_config(its.get_config())
     return cls(**{**config, **made})

@@ -1,4 +1,4 @@
-"""The keys of what a program looks up or writes: integers, or texts, whose key is their hash."""
+"""Keys that a program looks up or writes: integers, or strings, whose key is their hash."""
 
 from typing import Any
 
@@ -15,17 +15,10 @@ _PLAIN = (str, bytes, int, float, np.generic)
 
 
 def tensor_of_ids(table: Any, ids: Any) -> Any:
-    """Returns ids of Python, a number or text or lists of such, as a tensor; others as they are.
+    """Converts Python ids (a number, a string, or nested lists) to a tensor; returns others as is.
 
-    Keras takes none of them, and no array of NumPy's own dtypes of texts.
-
-    Args:
-      table: a `Table`, to look them up in.
-      ids: what a program calls a layer with.
-
-    Raises:
-      TypeError: there are other numbers than integers among numbers. ValueError: lists of several
-        lengths, or a number that does not fit the key type.
+    Keras accepts neither these nor NumPy's own string arrays. TypeError: numbers that are not all
+    integers. ValueError: lists of different lengths, or a number that does not fit the key type.
     """
     first = ids
     while isinstance(first, (list, tuple)) and first:
@@ -40,7 +33,7 @@ def tensor_of_ids(table: Any, ids: Any) -> Any:
             f"Lists of ids of table {table.name!r} must have one length. Received: lists of "
             f"{', '.join(str(len(each)) for each in lists[:9])}. Use tf.ragged.constant(ids)."
         )
-    if isinstance(first, (list, tuple)):  # there is nothing in it
+    if isinstance(first, (list, tuple)):  # empty
         dtype = tf.as_dtype(table.key_dtype_name)
         return tf.constant(np.asarray(ids).astype(dtype.as_numpy_dtype), dtype)
     if table.has_texts or isinstance(first, (str, bytes)):
@@ -50,9 +43,9 @@ def tensor_of_ids(table: Any, ids: Any) -> Any:
 
 
 def check_mask_value(table: Any, mask_value: Any) -> None:
-    """Raises TypeError or ValueError for a `mask_value` that is no id of a table.
+    """Raises TypeError or ValueError for a `mask_value` that is not an id of the table.
 
-    TensorFlow would cut an integer that does not fit, and so leave out another id.
+    TensorFlow would truncate an integer that does not fit, and so mask another id.
     """
     if mask_value is None:
         return
@@ -74,14 +67,10 @@ def check_mask_value(table: Any, mask_value: Any) -> None:
 
 
 def keys_of_ids(table: Any, flat: tf.Tensor, inserts: bool) -> tf.Tensor:
-    """Returns the keys of flat ids: of texts their hash.
+    """Returns the keys of flat ids; strings are hashed. TypeError: they are not the table's kind.
 
     Args:
-      table: a `Table`.
-      inserts: whether keys that are new get a row, if the table is trained.
-
-    Raises:
-      TypeError: they are no integers, or no texts where these are the keys.
+      inserts: whether new keys get a row, if the table is trained.
     """
     if not table.has_texts:
         if flat.dtype == tf.string:
@@ -106,11 +95,10 @@ def keys_of_ids(table: Any, flat: tf.Tensor, inserts: bool) -> tf.Tensor:
 
 
 def keys_of_texts(variable: Any, texts: tf.Tensor, remember: bool) -> tf.Tensor:
-    """Returns the keys (n,) int64 of texts (n,).
+    """Returns the keys (n,) int64 of strings (n,).
 
     Args:
-      variable: of a table of texts.
-      remember: whether they may get rows: then a table that keeps texts remembers theirs.
+      remember: whether the keys may get rows: then a table that keeps strings remembers them.
     """
     store = variable.table.texts
     if store is None or not remember:
@@ -119,10 +107,9 @@ def keys_of_texts(variable: Any, texts: tf.Tensor, remember: bool) -> tf.Tensor:
 
 
 def key_of(table: Any, key: Any) -> Any:
-    """Returns the key of a text, or a hash; of a table of integers what is given.
+    """Returns the key of a string or hash; in an integer table the argument itself.
 
-    Raises:
-      TypeError: of a table of texts it is neither.
+    TypeError: neither, in a string table.
     """
     if not table.has_texts:
         return key
@@ -137,15 +124,12 @@ def key_of(table: Any, key: Any) -> Any:
 
 
 def keys_of(table: Any, keys: Any, remember: bool = False) -> Any:
-    """Returns keys of any shape as integers, those of texts as lookups have them.
+    """Returns keys of any shape as integers, hashing strings as lookups do.
 
     Args:
-      table: a `Table`.
-      keys: integers; of a table of texts, texts, or their hashes as an int64 tensor or array.
-      remember: whether they get rows: then a table that keeps texts remembers theirs.
-
-    Raises:
-      TypeError: of a table of texts they are neither.
+      keys: integers; in a string table strings, or their hashes as an int64 tensor or array.
+        Anything else there raises TypeError.
+      remember: whether they get rows: then a table that keeps strings remembers them.
     """
     if not table.has_texts:
         return keys

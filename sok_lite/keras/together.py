@@ -1,11 +1,11 @@
-"""Layers of one functional model look their ids up together: one call of the host, one exchange.
+"""Fuses the lookups of a functional model's layers: one host call, one exchange.
 
-Keras calls the layers of a model one after the other, and each would look up by itself. The graph
-of a functional model says before which layers get inputs of the model as they are: these are looked
-up when the model is called, all at once, and each layer takes its rows when it is called in turn.
-A layer whose ids other layers make, that is called in several places, or with arguments of its own,
-looks up by itself as before, and so does one of a model, or of a class of layers, of a program's
-own. Which layers share depends on the model alone, so that all ranks do the same.
+Keras calls the layers of a model one by one, and each would look up by itself. The graph of a
+functional model shows which layers receive model inputs unchanged: these are looked up together
+when the model is called, and each layer takes its rows when its turn comes. A layer whose ids other
+layers make, or that is called more than once or with further arguments, looks up by itself; so do
+models and layer classes of the program's own. Which layers share depends on the model alone, so all
+ranks do the same.
 """
 
 import operator
@@ -20,37 +20,36 @@ from sok_lite.bridge import tf_private
 from sok_lite.bridge.keras import hooks
 from sok_lite.keras.features import Feature, rows_of
 
-# Where the graph of a model calls a layer, weak references to what stands for its ids.
+# A call of a layer in the model graph: weak references to the symbolic inputs.
 _Inputs: TypeAlias = Sequence[weakref.ref[Any]]
-# Of layers by id, the ids and the rows of each feature.
+# By layer id: the ids and the rows of each feature.
 _Prepared: TypeAlias = dict[int, tuple[Sequence[Any], Sequence[Any]]]
 
-# Of each layer, where it is called; None: with more than ids. Keras has no public name for that.
+# The calls of each layer; None: with more than ids. Keras has no public name for that.
 _places: "weakref.WeakKeyDictionary[Any, list[_Inputs | None]]" = weakref.WeakKeyDictionary()
-# Classes of layers that look up what they are called with, and nothing else; no subclasses.
+# Layer classes that only look up what they are called with; no subclasses.
 plain: set[type] = set()
 _calling = threading.local()
 
 
 def look_up_together(name: str, package: Any) -> None:
-    """Has functional models of a Keras look up together."""
+    """Fuses the lookups of the functional models of a Keras."""
     # Their class has no public name.
     functional = tf_private.private(tf_private.FUNCTIONAL_MODELS[name], "Functional")
     hooks.around(functional, "call", _looking_up)
 
 
 def is_made_of(inputs: Any) -> bool:
-    """Whether a model is being made of inputs, and no layer called with ids."""
+    """Whether inputs are symbolic: a model is being built, and no layer is called with ids."""
     values = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
     first = next(iter(values), None) if isinstance(values, (list, tuple)) else values
     return hasattr(first, "_keras_history")
 
 
 def note_place(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
-    """Notes where a layer is called, if inputs of a model stand for ids.
+    """Records a call of a layer with symbolic inputs.
 
     Args:
-      inputs: of each feature.
       is_plain: whether there was no other argument.
     """
     if all(hasattr(each, "_keras_history") for each in inputs):
@@ -59,10 +58,10 @@ def note_place(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
 
 
 def prepared_rows(layer: Any, ids: Sequence[Any]) -> Sequence[Any] | None:
-    """Returns the rows of each feature of a layer that were looked up for this call; None: none.
+    """Returns the rows of a layer's features that were looked up for this call, or None.
 
     Args:
-      ids: of each feature, as Keras gives them: those very ones were looked up.
+      ids: of each feature, the very objects that were looked up.
     """
     every: _Prepared = getattr(_calling, "prepared", {})
     if id(layer) not in every or not all(map(operator.is_, ids, every[id(layer)][0])):
@@ -89,7 +88,7 @@ def _looking_up(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _shared(model: Any) -> list[tuple[Any, _Inputs]]:
-    """Returns the layers of a model that get inputs of the model as they are, and how."""
+    """Returns the layers that receive model inputs unchanged, with those inputs."""
     inputs = {id(each) for each in model.inputs}
     found = []
     for layer in model.layers:
@@ -103,10 +102,10 @@ def _shared(model: Any) -> list[tuple[Any, _Inputs]]:
 def _prepare(
     shared: Sequence[tuple[Any, _Inputs]], values: Mapping[int, Any], training: Any
 ) -> _Prepared:
-    """Looks up for layers, if there are several.
+    """Looks up for the layers, if there are at least two.
 
     Args:
-      values: by the id of what stands for it.
+      values: by id of the symbolic input.
     """
     chosen: list[tuple[Any, list[Any]]] = []
     for layer, place in shared:
@@ -122,9 +121,9 @@ def _prepare(
 
 
 def _as_layers_get_them(model: Any, inputs: Any) -> tuple[Any, dict[int, Any]]:
-    """Returns inputs of a model that Keras need not change any more, and by what stands for each.
+    """Returns inputs in the form that Keras passes to layers, and values by symbolic input.
 
-    What it is not known of how Keras changes it stays as it is, and is not among the latter.
+    An input whose conversion by Keras is unknown stays as it is and is not among the values.
     """
     names, values = model.input, {}
 
@@ -147,7 +146,7 @@ def _as_layers_get_them(model: Any, inputs: Any) -> tuple[Any, dict[int, Any]]:
 
 
 def _as_keras_gives(name: Any, value: Any) -> Any:
-    """Returns a value as a layer gets it that has an input of a model; None: it is not known how.
+    """Returns a value as Keras passes it to a layer, or None if unknown.
 
     A functional model casts to the dtype of its input, and adds or drops a last dimension of 1.
     """
@@ -155,7 +154,7 @@ def _as_keras_gives(name: Any, value: Any) -> Any:
     if isinstance(value, tf.RaggedTensor):
         return value if value.dtype == wanted and not getattr(name, "sparse", False) else None
     if not isinstance(value, tf.Tensor) or value.shape.rank is None:
-        return None  # of sparse ones Keras makes dense ones, or not
+        return None  # Keras may make sparse tensors dense
     if value.dtype != wanted:
         if tf.string in (value.dtype, wanted):
             return None

@@ -1,8 +1,8 @@
-"""`TableWeight`: the table of a layer as Keras, its files, gradient tapes and optimizers know it.
+"""`TableWeight`: a layer's table as a weight for Keras, its files, gradient tapes and optimizers.
 
-A file of Keras has the arrays of the table in the store of its layer, of several ranks one set for
-each rank. Of a table that keeps texts there are two more, of the texts that each rank knows:
-`text_keys` (t,) int64 and `texts` (t,), the texts of these keys.
+A Keras file holds the arrays of the table in the store of its layer, with one set for each of
+several ranks. A table that keeps strings adds two: `text_keys` (t,) int64 and `texts` (t,), the
+strings that the rank knows.
 """
 
 import re
@@ -23,7 +23,7 @@ from sok_lite.engine.optimizer_states import settle_states
 from sok_lite.engine.table.restore import NoRoomError
 from sok_lite.engine.texts import settle
 
-# The start of the names of the arrays of one rank, where several ranks have saved.
+# Prefix of the array names of one rank, if several ranks saved.
 _OF_RANK = re.compile(r"rank\d+of(\d+)_")
 _OF_A_FILE = (
     "A file of Keras makes its model with the old max_capacity: build the model anew with a larger "
@@ -35,15 +35,10 @@ _TEXTS = {"text_keys": tf.int64, "texts": tf.string}
 
 @unconverted
 class TableWeight(TableVariable):
-    """A weight of a layer whose rows are known by key.
-
-    Args:
-      table: what `table_for_variable` gave.
-      name: in TensorFlow.
-      trainable: whether gradient tapes watch it.
+    """A layer weight whose rows are found by key.
 
     Attributes:
-      is_frozen: whether it is not to be trained for the time being, as a layer can say.
+      is_frozen: whether its layer currently excludes it from training.
     """
 
     kind = "sok_lite.keras.Table"
@@ -67,8 +62,8 @@ class TableWeight(TableVariable):
     averages_over_ranks = True
     tracked_as_weight = True
     is_frozen = False
-    _shown: Any = None  # the rows where `showing_rows` is open
-    regularizer = None  # Keras 3 asks each weight of a model for it
+    _shown: Any = None  # the rows inside `showing_rows`
+    regularizer = None  # Keras 3 reads it from each weight
 
     @property
     def trainable(self) -> bool:
@@ -77,7 +72,7 @@ class TableWeight(TableVariable):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """[rows on this rank, dim] as of now: what `model.summary()` counts."""
+        """[rows on this rank, dim] at this moment, which `model.summary()` counts."""
         size = on_device(self.table.backend, lambda: self.table.size)
         return tf.TensorShape([size, self.dimension])
 
@@ -87,12 +82,12 @@ class TableWeight(TableVariable):
 
     @contextmanager
     def showing_rows(self) -> Iterator[None]:
-        """A `with` block in which the table is read as a dense variable (n, dim).
+        """A context in which the table reads as a dense variable (n, dim).
 
-        It has the rows of this rank as they are now, by ascending key.
+        It has this rank's rows as of now, by ascending key.
         """
         handle, rows = self._handle, tf.Variable(table_exports.export(self)[1], trainable=False)
-        # Eager operators read what `_handle` names, and ask no method.
+        # Eager operators read `_handle` and call no method.
         self._shown, self._handle = rows, rows.handle
         try:
             yield
@@ -105,19 +100,19 @@ class TableWeight(TableVariable):
         return super()._dense_var_to_tensor(*args, **kwargs)
 
     def saved_dtypes(self) -> dict[str, tf.DType]:
-        """Returns names and dtypes of what is saved; see bridge/checkpoint.py."""
+        """Returns names and dtypes of saved tensors; see bridge/checkpoint.py."""
         return checkpoint.saved_dtypes(self.key_type, self.dtype)
 
     def saved_tensors(self) -> dict[str, tf.Tensor]:
-        """Returns keys, rows, optimizer states and scores of this rank, eager tensors."""
+        """Returns this rank's keys, rows, optimizer states and scores as eager tensors."""
         return checkpoint.serialized(self)
 
     def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> None:
-        """Makes the table what `saved_tensors` gave: other keys go."""
+        """Replaces the content of the table by `saved_tensors`."""
         checkpoint.restored(self, tensors)
 
     def settle_states(self) -> None:
-        """Has an optimizer that is new begin anew, whatever states the table was restored with."""
+        """Makes a new optimizer start fresh, whatever states the table was restored with."""
         on_device(self.table.backend, settle_states, self.table)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -141,20 +136,14 @@ def _part() -> tuple[int, int]:
     return (0, 1) if comm is None else (comm.rank, comm.size)
 
 
-# ---- in the store of a file of Keras -------------------------------------------------------------
+# ---- in the store of a Keras file --------------------------------------------------------------
 
 
 def save_rows(variable: TableWeight, store: MutableMapping[str, Any], name: str) -> None:
-    """Writes keys, rows, optimizer states and scores to a store of Keras; of all ranks, if any.
+    """Writes keys, rows, optimizer states and scores of all ranks to a Keras store.
 
-    Args:
-      variable: the table.
-      store: takes arrays by name.
-      name: of the table, for errors.
-
-    Raises:
-      NotImplementedError: there are several ranks, and it is none of `model.save` and
-        `model.save_weights`, which every rank calls.
+    NotImplementedError: on several ranks, called outside `model.save` and `model.save_weights`,
+    which every rank calls.
     """
     comm = communicator()
     if comm.size == 1:
@@ -175,13 +164,11 @@ def save_rows(variable: TableWeight, store: MutableMapping[str, Any], name: str)
 
 
 def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> None:
-    """Makes a table what `save_rows` wrote, on this rank of any number.
+    """Replaces the content of a table by what `save_rows` wrote, on any number of ranks.
 
-    Optimizer states go to optimizers that use the table. Where Keras restores optimizers too the
-    rest is for the next that needs the same; else it is dropped.
-
-    Raises:
-      ValueError: something is missing or is not of such a table. The table is as it was.
+    Optimizer states go to optimizers that use the table. If Keras restores optimizers too, the rest
+    waits for the next one with the same states; otherwise it is dropped. ValueError: something is
+    missing or is from another kind of table. Nothing has changed.
     """
     comm, dtypes = communicator(), variable.saved_dtypes()
     found = {match[1] for match in map(_OF_RANK.match, store.keys()) if match}
@@ -196,7 +183,7 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
         tensors = stored.part_of_rank(parts, variable.table, comm.rank, comm.size)
     texts, kept = _texts_of_rank(variable, store, name, saved_by), variable.table.texts
     if kept is not None:
-        kept.add(texts)  # an interrupt later leaves too many, and no row without its text
+        kept.add(texts)  # an interrupt later leaves surplus strings, and no row without its string
     try:
         variable.restore_tensors(tensors)
     except NoRoomError as error:
@@ -209,7 +196,7 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
 
 
 def _save(variable: TableWeight) -> dict[str, tf.Tensor]:
-    """Returns what is written of this rank. With several ranks every rank must call it."""
+    """Returns this rank's tensors to write. On several ranks every rank must call it."""
     tensors, table = variable.saved_tensors(), variable.table
     if table.texts is None:
         return tensors
@@ -221,7 +208,7 @@ def _save(variable: TableWeight) -> dict[str, tf.Tensor]:
 def _texts_of_rank(
     variable: TableWeight, store: Mapping[str, Any], name: str, saved_by: int
 ) -> dict[int, bytes]:
-    """Returns the texts that this rank takes of a store, by key."""
+    """Returns the strings that this rank takes from a store, by key."""
     comm, found = communicator(), dict[int, bytes]()
     if variable.table.texts is not None:
         for rank in range(comm.rank, saved_by, comm.size):
@@ -233,5 +220,5 @@ def _texts_of_rank(
 
 
 def _prefix(rank: int, size: int) -> str:
-    """Returns the start of the names of the arrays of a rank."""
+    """Returns the prefix of a rank's array names."""
     return "" if size == 1 else f"rank{rank}of{size}_"

@@ -1,7 +1,8 @@
 """TFPlus' KvVariable: `from sok_lite.kv_variable import get_kv_variable`.
 
-`patch_tf()` puts the names where TFPlus' document has them. Whether lookups insert is said by
-`training_mode`, or by `kv_variable_ops.IS_TRAINING`: an IS_TRAINING of this package does nothing.
+`patch_tf()` puts the names where TFPlus documents them. `training_mode`, or
+`kv_variable_ops.IS_TRAINING`, controls whether lookups insert; an IS_TRAINING of this package has
+no effect.
 """
 
 from sok_lite.bridge.optimizers.patched import patch_optimizers

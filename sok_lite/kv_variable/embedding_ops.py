@@ -1,6 +1,6 @@
-"""The lookups of `tf.nn` for KvVariables: TensorFlow's own functions come here.
+"""The lookups of `tf.nn` for KvVariables, which TensorFlow's own functions dispatch to.
 
-TensorFlow's own would drop negative keys, and would divide the keys of a list of partitions.
+TensorFlow's own would drop negative keys, and divide the keys of a list of partitions.
 """
 
 from collections.abc import Callable
@@ -46,22 +46,21 @@ def embedding_lookup(
     *,
     training: bool | None = None,
 ) -> tf.Tensor:
-    """Returns the rows of keys. `tf.nn.embedding_lookup` of a KvVariable comes here.
+    """Returns the rows of keys; `tf.nn.embedding_lookup` dispatches here for a KvVariable.
 
     Args:
       params: a KvVariable, the list of its partitions, or a list of one.
-      ids: integers of any shape, or a RaggedTensor of them; every one is a key.
+      ids: integer keys of any shape, or a RaggedTensor of them.
       partition_strategy, validate_indices: not used.
       name: of the result.
-      max_norm: rows are clipped to this norm where they are read; None: they are not.
-      training: whether new keys are inserted; None: as the variable's `training` says, else
-        IS_TRAINING.
+      max_norm: clip rows to this norm when read; None: do not clip.
+      training: whether to insert new keys; None: the variable's `training`, else IS_TRAINING.
 
     Returns:
       ids.shape + [dim], ragged as ids are; its gradient is an IndexedSlices of the keys.
 
     Raises:
-      TypeError: `params` is no KvVariable, or ids are no integers.
+      TypeError: `params` is no KvVariable, or ids are not integers.
       ValueError: a list of anything but one variable's partitions.
     """
     variable = variable_of(params)
@@ -81,7 +80,7 @@ def embedding_lookup_unique(
     *,
     training: bool | None = None,
 ) -> tf.Tensor:
-    """Does what `embedding_lookup` does: repeated keys are deduplicated where that is cheapest."""
+    """Does the same as `embedding_lookup`, which deduplicates keys where that is cheapest."""
     return embedding_lookup(params, ids, partition_strategy, name, training=training)
 
 
@@ -97,25 +96,22 @@ def embedding_lookup_sparse(
     *,
     training: bool | None = None,
 ) -> tf.Tensor:
-    """Returns the rows of keys, combined row by row of a sparse matrix.
+    """Returns the rows of keys, combined per row of a sparse matrix.
+
+    Other arguments as for `embedding_lookup`.
 
     Args:
-      params: a KvVariable, the list of its partitions, or a list of one.
       sp_ids: a SparseTensor or RaggedTensor (batch, None) of integers.
-      sp_weights: weights in the same form and with rows of the same lengths; None: all are 1.
-      partition_strategy: not used.
-      name: of the result.
+      sp_weights: weights in the same form and row lengths; None: all 1.
       combiner: "mean" (also None), "sqrtn" or "sum".
-      max_norm: rows are clipped to this norm before they are combined.
-      training: whether new keys are inserted; None: as the variable's `training` says, else
-        IS_TRAINING.
+      max_norm: clip rows to this norm before combining.
 
     Returns:
-      (batch, dim), of float16 and bfloat16 rows float32; zeros for a row without keys.
+      (batch, dim), float32 for float16 and bfloat16 rows; zeros for a row without keys.
 
     Raises:
       ValueError: another combiner, or several variables.
-      TypeError: ids or weights of another kind or dtype.
+      TypeError: ids or weights of another type or dtype.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sp_ids, sp_weights)
@@ -136,29 +132,18 @@ def safe_embedding_lookup_sparse(
     *,
     training: bool | None = None,
 ) -> tf.Tensor:
-    """Does what `embedding_lookup_sparse` does, for any rank, bad weights and empty rows.
+    """As `embedding_lookup_sparse`, for any rank, invalid weights and empty rows.
 
-    Keys whose weight is not above 0 are left out, but of "sum". Negative keys are keys.
+    Keys with weights <= 0 are left out, except for "sum". Negative keys are valid. Other arguments
+    and errors as there.
 
     Args:
-      embedding_weights: a KvVariable, the list of its partitions, or a list of one.
-      sparse_ids: a SparseTensor of rank 2 and above, or a RaggedTensor (batch, None); its last
-        dimension is combined.
-      sparse_weights: weights in the same form; None: all are 1.
-      combiner: "mean" (also None), "sqrtn" or "sum".
-      default_id: the key that an empty row has; None: an empty row is zeros.
-      name: of the result.
-      partition_strategy: not used.
-      max_norm: rows are clipped to this norm before they are combined.
-      training: whether new keys are inserted; None: as the variable's `training` says, else
-        IS_TRAINING.
+      sparse_ids: a SparseTensor of rank >= 2, or a RaggedTensor (batch, None); its last dimension
+        is combined.
+      default_id: the key of an empty row; None: an empty row returns zeros.
 
     Returns:
       sparse_ids.shape[:-1] + [dim].
-
-    Raises:
-      ValueError: another combiner, several variables, or a SparseTensor of rank 1.
-      TypeError: ids or weights of another kind or dtype.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sparse_ids, sparse_weights)
@@ -170,7 +155,7 @@ def safe_embedding_lookup_sparse(
 
 
 def insert_kv_embedding(params: Any, ids: Any, values: Any) -> Any:
-    """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
+    """Sets the rows of keys, inserting new ones; the last row of a repeated key wins.
 
     Args:
       params: a KvVariable, the list of its partitions, or a list of one.
@@ -181,7 +166,7 @@ def insert_kv_embedding(params: Any, ids: Any, values: Any) -> Any:
       None in eager mode, the operation in a graph.
 
     Raises:
-      TypeError: ids are no integers. ValueError: values have another shape.
+      TypeError: ids are not integers. ValueError: values have another shape.
     """
     variable = variable_of(params)
     keys = checked_keys(variable, ids)
@@ -198,7 +183,7 @@ def insert_kv_embedding(params: Any, ids: Any, values: Any) -> Any:
 
 
 def variable_of(params: Any) -> KvVariable:
-    """Returns the variable of `params`: itself, or what a list of its partitions belongs to."""
+    """Returns the variable of `params`: itself, or the owner of a list of partitions."""
     if isinstance(params, KvVariable):
         return params
     if not isinstance(params, (list, tuple)) or not all(
@@ -226,27 +211,27 @@ def _combine(
     max_norm: float | None,
     training: bool | None,
 ) -> tf.Tensor:
-    """Returns the rows of keys combined, (batch, dim)."""
+    """Returns combined rows, (batch, dim)."""
     comm = job.other_ranks() or SingleCommunicator()
     policy, read = variable.policy(training), partial(variable.sparse_read, training=training)
     return look_up_combined(comm, variable, ids, weights, combiner, policy, max_norm, read)
 
 
-# ---- TensorFlow's own functions ------------------------------------------------------------------
+# ---- dispatch from TensorFlow's functions -------------------------------------------------------
 
 _answers = True
 
 
 def use_tfplus_embedding_ops() -> None:
-    """Has the lookups of `tf.nn` come here for KvVariables and lists of them, as at first."""
+    """Makes the lookups of `tf.nn` dispatch here for KvVariables and lists of them, the default."""
     global _answers
     _answers, KvVariable.safe_lookup = True, staticmethod(safe_embedding_lookup_sparse)
 
 
 def use_tf_embedding_ops() -> None:
-    """Has the lookups of `tf.nn` be TensorFlow's own for KvVariables as well.
+    """Makes the lookups of `tf.nn` use TensorFlow's own code for KvVariables too.
 
-    They then refuse lists of partitions, and leave out negative keys.
+    They then reject lists of partitions, and leave out negative keys.
     """
     global _answers
     _answers, KvVariable.safe_lookup = False, None

@@ -1,4 +1,4 @@
-"""`KvVariable`: a table of embeddings by key, in TFPlus' words."""
+"""`KvVariable`: TFPlus' table of embeddings by key."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -61,20 +61,20 @@ __all__ = [
     "training_mode",
 ]
 
-# Whether lookups insert where neither the lookup nor its variable says so. The value counts that
-# the flag has when a lookup is built.
+# Whether lookups insert if neither the lookup nor its variable decides; read when a lookup is
+# built.
 IS_TRAINING = True
 
 
 @contextmanager
 def training_mode(is_training: bool) -> Iterator[None]:
-    """A `with` block in which IS_TRAINING has this value, for lookups that are built in it.
+    """A context that sets IS_TRAINING for lookups built in it.
 
     Args:
       is_training: whether they insert.
 
     Raises:
-      TypeError: it is no bool.
+      TypeError: not a bool.
     """
     global IS_TRAINING
     if checked_training(is_training) is None:
@@ -93,7 +93,7 @@ def get_kv_feature_size() -> dict[str, tf.Tensor]:
     return {variable.saved.name: variable.total_count for variable in variables}
 
 
-# Their names, what each does, and the function of rows and values; None: the values are the rows.
+# By method: its docstring, and the function of rows and values (None: values replace rows).
 OPERATIONS: dict[str, tuple[str, Callable[..., np.ndarray] | None]] = {
     "add": ("Adds values to the rows of keys.", np.add),
     "sub": ("Subtracts values from the rows of keys.", np.subtract),
@@ -106,8 +106,6 @@ OPERATIONS: dict[str, tuple[str, Callable[..., np.ndarray] | None]] = {
 
 
 def _scatter_method(operation: str) -> Callable[..., Any]:
-    """Returns a method of `KvVariable`."""
-
     def scatter(
         variable: "KvVariable", sparse_delta: Any, use_locking: bool = False, name: Any = None
     ) -> Any:
@@ -137,35 +135,33 @@ def _scatter_method(operation: str) -> Callable[..., Any]:
 class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     """Embeddings by key: a table that grows with its keys, or one of its partitions.
 
-    Made by `get_kv_variable`. A lookup in training inserts the keys that are new, once they were
-    seen often enough; one that predicts changes nothing, and gives zeros for a key without a row.
-    Which of the two it is says the lookup's `training`, else the variable's attribute of that name,
-    else the module's IS_TRAINING, when the lookup is built; then `sok_lite.inference_mode()`, when
-    it runs.
+    Made by `get_kv_variable`. A training lookup inserts new keys once they were seen often enough;
+    a prediction lookup changes nothing, and returns zeros for a key without a row. When the lookup
+    is built, its `training` decides, else the variable's attribute `training`, else the module's
+    IS_TRAINING; when it runs, `sok_lite.inference_mode()` can still prevent insertion.
 
-    In a job whose ranks `sok_lite.init()` has connected each rank holds the keys that it owns, and
-    a lookup reaches the others: every rank must make the same lookups in the same order. What is
-    said of keys otherwise is about this rank's.
-
-    A partition reaches any key of its table, but lists, counts and removes its own.
+    In a job connected by `sok_lite.init()` each rank holds the keys that it owns, and a lookup
+    reaches the others: every rank must make the same lookups in the same order. All other methods
+    act on this rank's keys. A partition looks up any key of its table, but lists, counts and
+    removes only its own. Methods that write return the variable in eager mode, the operation in a
+    graph.
 
     In a TF1 graph the variable is initialized, saved and restored like any other. Its initializer
     removes all keys.
 
     Args:
-      table: what `bridge.variable.table_for_variable` gave.
-      name: with its scopes: what checkpoints know it by. Where the graph has an operation of that
-        name, TensorFlow appends a number to `KvVariable.name`.
+      table: from `bridge.variable.table_for_variable`.
+      name: with its scopes, as checkpoints know it. If the graph has an operation of that name,
+        TensorFlow appends a number to `KvVariable.name`.
       trainable: whether it is trained.
-      collections: of the graph, that it is in.
+      collections: graph collections to add it to.
       options: where its rows are.
-      share: which keys of the table it stands for.
-      saved: what checkpoints know the table by; None: this is its only variable.
+      share: the keys of the table that it represents.
+      saved: the table's checkpoint object; None: this is its only variable.
 
     Attributes:
-      training: whether lookups insert; None: as IS_TRAINING says.
-      kv_options, share: the arguments.
-      saved: what checkpoints know the table by.
+      training: whether lookups insert; None: IS_TRAINING decides.
+      kv_options, share, saved: the arguments.
     """
 
     kind = "KvVariable"
@@ -180,7 +176,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     instead_of_custom_step = "Hold it in a layer that lists it among its weights."
     instead_of_partitions = "Look each up by itself."
 
-    # TFPlus' optimizers set how many states lie in a row of theirs. Here each lies in its own.
+    # For TFPlus' optimizers: the number of states per row of a slot variable, here one.
     num_concat_opt_vars = 1
     training: bool | None = None
     _whole: "weakref.ref[Any] | None" = None
@@ -213,19 +209,19 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
 
     @property
     def resources(self) -> list[TableVariable]:
-        """Those of its parts."""
+        """The resources of its parts."""
         return list(self.parts)
 
     @property
     def handles(self) -> list[tf.Tensor]:
-        """Those of all variables over its table: partitions reach keys of each other."""
+        """Handles of all variables over its table: partitions look up each other's keys."""
         return self.saved.handles or [self.handle]  # a graph asks while the first one is made
 
     def ready_inputs(self) -> list[tf.Tensor]:
-        """Returns inputs for a call that fail in a session of a TF1 graph which has not initialized
-        the variable; none elsewhere.
+        """Returns inputs that fail in a TF1 session which has not initialized the variable; else
+        [].
 
-        A control dependency would not do: TensorFlow may leave out a read whose value nobody has.
+        A control dependency is not enough: TensorFlow may prune a read whose value nobody uses.
         """
         inputs = []
         for part in self.parts if self._in_graph_mode else ():
@@ -239,11 +235,11 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
 
     @property
     def initializer(self) -> Any:
-        """The operation of a TF1 graph that makes it ready, without any keys."""
+        """The operation of a TF1 graph that initializes it without keys."""
         return self._emptied if self._in_graph_mode else None
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        """Returns whether its initializer has run, or a restore, in this session."""
+        """Returns whether its initializer, or a restore, has run in this session."""
         if not self._in_graph_mode:
             return tf.constant(True, name=name)
         return tf.raw_ops.VarIsInitializedOp(resource=self.handle, name=name)
@@ -260,44 +256,44 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
 
     @property
     def enter_threshold(self) -> int:
-        """How often a key must have been seen to get a row; 0 and 1: the first time."""
+        """Times that a key must be seen to get a row; 0 and 1: once."""
         table: Any = self.table  # a "hybrid" one
         return int(table.options.enter_threshold)
 
     def get_generic_name(self) -> str:
-        """Returns the name with its scopes, of a partition that of its whole."""
+        """Returns the name with scopes; for a partition that of the whole."""
         return self.saved.name
 
     @property
     def whole(self) -> Any:
-        """The whole of a partition, as long as the program keeps it; of any other itself."""
+        """The whole of a partition while the program keeps it; else itself."""
         return self if self._whole is None else self._whole()
 
     @property
     def parts(self) -> list["KvVariable"]:
-        """Its partitions; of one without any, and of a partition, itself."""
+        """Its partitions, or itself without any."""
         return [self]
 
     def has_storage(
         self, storage_type: StorageCombination | StorageType = StorageCombination.MEM_SSD
     ) -> bool:
-        """Whether rows may lie in some memory, by default beside the first one."""
+        """Whether rows may lie in a memory, by default beyond the first one."""
         is_first = storage_type in (StorageCombination.MEM, StorageType.MEM_STORAGE)
         return is_first or self.table.store.near_rows is not None
 
     @property
     def total_count(self) -> tf.Tensor:
-        """How many keys have a row that training has not set to zeros, scalar int64."""
+        """Number of keys with a row that training has not set to zeros, scalar int64."""
         return _total(self, "total_count", lambda table, keys: keys.size)
 
     @property
     def total_freq(self) -> tf.Tensor:
-        """How often the keys that `total_count` counts were seen, scalar int64."""
+        """Sum of the frequencies of the keys in `total_count`, scalar int64."""
         return _total(self, "total_freq", lambda table, keys: table.counts(keys).sum())
 
     @property
     def storage_size_count(self) -> tf.Tensor:
-        """Rows in the first memory and beside it, (2,) int64, of all partitions."""
+        """Rows in the first memory and beyond, (2,) int64, of all partitions."""
 
         def run(table: EmbeddingTable) -> Array:
             store = table.store
@@ -308,15 +304,15 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return counts
 
     def get_counting(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns how often training lookups and writes have seen keys, int64 of their shape."""
+        """Returns how often training lookups and writes saw keys, int64 of their shape."""
         return of_each_key(
             self, "get_counting", indices, lambda table, keys: table.counts(keys), tf.int64
         )
 
     def get_timestamp(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns when a training lookup or a write last saw keys, int64 of their shape; 0: never.
+        """Returns when a training lookup or write last saw keys, int64 of their shape; 0: never.
 
-        In seconds since 1970, as exact as `sok_lite.DynamicVariable.expire` is.
+        In seconds since 1970, as exact as `sok_lite.DynamicVariable.expire`.
         """
 
         def run(table: EmbeddingTable, keys: Array) -> Array:
@@ -325,12 +321,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return of_each_key(self, "get_timestamp", indices, run, tf.int64)
 
     def increase_counting(self, indices: Any, counts: Any, name: str | None = None) -> Any:
-        """Counts keys as seen: what a lookup in training notes of them.
-
-        Args:
-          indices: (n,) integers.
-          counts: (n,) integers from 1 on.
-        """
+        """Counts keys (n,) as seen `counts` (n,) >= 1 times, as training lookups do."""
 
         def run(table: EmbeddingTable, keys: Array, counts: Array) -> None:
             table.lookup(keys, counts=counts)
@@ -351,9 +342,9 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
 
         Args:
           indices: integers of any shape.
-          training: whether new keys are inserted; None: see the class.
-          missing: what a key without a row gives, "initial" or "zeros"; None: where keys are
-            inserted "initial", else "zeros".
+          training: whether to insert new keys; None: see the class.
+          missing: row of a missing key, "initial" or "zeros"; None: "initial" if keys are inserted,
+            else "zeros".
         """
         return look_up_each(job.other_ranks(), self, indices, self.policy(training, missing))
 
@@ -364,15 +355,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         name: str | None = None,
         training: bool | None = None,
     ) -> tf.Tensor:
-        """Returns the rows of keys, each of which counts as seen several times.
-
-        Args:
-          indices: integers of any shape.
-          counts: integers of that shape, from 1 on.
-
-        Raises:
-          NotImplementedError: in a job of several ranks.
-        """
+        """Returns rows of keys of any shape, each seen `counts` >= 1 times. On one rank only."""
         if job.other_ranks() is not None:
             raise NotImplementedError(
                 f"sparse_read_with_counts of {self.name!r} works on one rank: counts do not travel "
@@ -382,8 +365,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return look_up_each(None, self, indices, self.policy(training), counts)
 
     def value(self) -> tf.Tensor:
-        """Returns all rows, (n, dim), those of ascending keys, with a gradient."""
-        reference, share = weakref.ref(self), self.share  # a graph would keep the variable
+        """Returns all rows, (n, dim), by ascending key, with a gradient."""
+        reference, share = weakref.ref(self), self.share  # a graph would keep the variable alive
 
         def run(outputs: Outputs, _: list[Array]) -> None:
             for number, array in enumerate(share.exported(alive(reference).table, None)):
@@ -409,10 +392,10 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     def export(
         self, name: str | None = None, cutoff: float | None = CUTOFF
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys, ascending, and their rows: (n,) of the key type, (n, dim).
+        """Returns all keys (n,), ascending, and their rows (n, dim).
 
         Args:
-          cutoff: keys are left out of whose row now every |element| is below it; None: none.
+          cutoff: skips keys whose row has every |element| below it; None: keeps all.
         """
         check_cutoff(cutoff)
         share = self.share
@@ -431,14 +414,14 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         training = checked_training(self.training if training is None else training)
         if training is None and not IS_TRAINING:
             training = False
-        # Where nothing is inserted such keys give zeros.
+        # Without insertion such keys return zeros.
         return MissingKeyPolicy(training, checked_missing(missing), False, "zeros")
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         return self.value()
 
     def numpy(self) -> Any:
-        """Returns what `value` does, of eager mode."""
+        """Returns `value` in eager mode."""
         if self._in_graph_mode:
             raise NotImplementedError(
                 f"numpy() of {self.name!r} needs eager mode. Use session.run(variable)."
@@ -449,7 +432,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return np.asarray(self.numpy(), *args, **kwargs)
 
     def eval(self, session: Any = None) -> Any:
-        """Returns what `value` does, of a TF1 graph."""
+        """Returns `value` in a TF1 session."""
         return self._graph_element.eval(session=session)
 
     def _dense_var_to_tensor(
@@ -463,15 +446,12 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     # ---------------------------------------------------------------- writing
 
     def assign(self, value: "KvVariable", *_: Any, **__: Any) -> Any:
-        """Makes it hold the keys and rows of another one, and no others, without their counts.
+        """Replaces its content by the keys and rows of another variable, without their counts.
 
-        A partition takes those keys that are its own.
-
-        Returns:
-          The variable in eager mode, the operation in a graph.
+        A partition takes only its own keys.
 
         Raises:
-          TypeError: it is no KvVariable. ValueError: its rows are of another length.
+          TypeError: not a KvVariable. ValueError: its rows have another length.
         """
         if not isinstance(value, KvVariable):
             raise TypeError(
@@ -498,18 +478,15 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return _done(self, method_call(self, "assign", run, [keys, rows]))
 
     def insert(self, indices: Any, values: Any) -> Any:
-        """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
+        """Sets the rows of keys, inserting new ones; the last row of a repeated key wins.
 
         Args:
           indices: (n,) integers.
           values: (n, dim).
 
-        Returns:
-          The variable in eager mode, the operation in a graph.
-
         Raises:
-          TypeError, ValueError: keys or rows do not fit, or other ranks own keys that have no row
-            here. Nothing has changed then.
+          TypeError, ValueError: keys or rows do not match, or other ranks own keys that have no row
+            here. Nothing has changed.
         """
         keys = checked_keys(self, indices)
         rows = tf.cast(checked_rows(self, keys, values, "insert"), self.dtype)
@@ -531,7 +508,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     # ---------------------------------------------------------------- removing
 
     def delete(self, indices: Any, name: str | None = None) -> Any:
-        """Removes keys with their rows, counts and optimizer states; missing ones are left out."""
+        """Removes keys with rows, counts and optimizer states; missing keys are ignored."""
 
         def run(table: EmbeddingTable, keys: Array) -> None:
             table.erase(keys.reshape(-1))
@@ -545,14 +522,10 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         *,
         seconds: float | None = None,
     ) -> tf.Tensor:
-        """Removes the keys that no training lookup or write has seen lately, row or not.
+        """Removes keys that no training lookup or write saw recently, with or without a row.
 
-        Args:
-          threshold: for so many days.
-          seconds: for so many seconds, in place of days.
-
-        Returns:
-          (n,) of the key type, the keys that are gone.
+        The age is `threshold` in days, or `seconds`. Returns the removed keys, (n,) of the key
+        type.
         """
         limit = as_float(threshold) * 86400 if seconds is None else as_float(seconds)
         if not limit >= 0:
@@ -566,7 +539,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         (gone,) = method_call(self, "delete_with_timestamp", run, [], [self.key_type], [[None]])
         return gone
 
-    # ---------------------------------------------------------------- of TFPlus alone
+    # ---------------------------------------------------------------- TFPlus only
 
     def apply_snapshot(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError."""
@@ -585,13 +558,13 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         self._refuse("add_multi_level_hash", "Make a variable for each level with get_kv_variable.")
 
 
-# ---- what the methods do to a table --------------------------------------------------------------
+# ---- functions of tables for the methods --------------------------------------------------------
 
 
 def _total(
     variable: KvVariable, method: str, of_keys: Callable[[EmbeddingTable, Array], Any]
 ) -> tf.Tensor:
-    """Returns a number of all keys with a row, less that of those set to zeros."""
+    """Sums a number over all keys with a row, except rows of zeros."""
     share = variable.share
 
     def run(table: EmbeddingTable) -> Array:
@@ -603,14 +576,13 @@ def _total(
 
 
 def _clear(variable: KvVariable) -> Any:
-    """Removes all keys; returns the operation in a graph."""
     share = variable.share
     what = f"clear of {variable.name!r}"
     return array_call(variable, what, lambda table: _remove_all(table, share))
 
 
 def _remove_all(table: EmbeddingTable, share: Share) -> None:
-    """Removes the keys of a share, and forgets those that were seen and have no row."""
+    """Removes the keys of a share, and forgets seen keys without a row."""
     if share.is_whole:
         table.clear()
     else:
@@ -618,7 +590,7 @@ def _remove_all(table: EmbeddingTable, share: Share) -> None:
 
 
 def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Array:
-    """Removes the keys of a share that were not seen for some time, and returns them."""
+    """Removes and returns the keys of a share that were not seen for some time."""
     keys = _known_keys(table, share)
     times = table.times(keys)
     old = keys[(times > 0) & (times <= table.clock.read() - seconds)]
@@ -655,31 +627,30 @@ def _scatter(variable: KvVariable, operation: str, sparse_delta: Any) -> Any:
 
 
 def _done(variable: KvVariable, operation: Any) -> Any:
-    """Returns what a write returns: the variable in eager mode, the operation in a graph."""
+    """Returns the variable in eager mode, the operation in a graph."""
     return variable if tf.executing_eagerly() else operation
 
 
 def _combine(
     table: EmbeddingTable, function: Callable[..., np.ndarray], keys: Array, values: Array
 ) -> None:
-    """Changes the rows of keys, inserting those that have none with their initial value.
+    """Applies a function of OPERATIONS to rows, inserting missing ones with initial values.
 
     Args:
-      function: of OPERATIONS.
-      keys: (n,) of the key type; what a repeated one has is taken in order.
+      keys: (n,) of the key type; values of a repeated key are applied in order.
       values: (n, dim) of the rows' storage dtype.
     """
     backend = table.backend
     distinct, inverse = np.unique(backend.to_host(keys), return_inverse=True)
     if not distinct.size:
         return
-    # Keys without a row have their initial value, and no lookup is counted.
+    # Missing keys get their initial value, and no lookup is counted.
     old = table.lookup(backend.from_host(distinct), insert=False, missing="initial").values
-    # In float32, and back in the rows' format.
+    # Computed in float32, stored in the rows' format.
     rows, deltas = _floats(table, old), _floats(table, values)
     order = np.argsort(inverse, kind="stable")
     number_of_key = inverse[order]
-    # The first of each key, then the second of each that has one, and so on.
+    # First the first value of each key, then the second where there is one, and so on.
     first = np.searchsorted(number_of_key, np.arange(distinct.size))
     place = np.arange(order.size) - first[number_of_key]
     for turn in range(int(place.max()) + 1):
@@ -690,6 +661,6 @@ def _combine(
 
 
 def _floats(table: EmbeddingTable, rows: Array) -> np.ndarray:
-    """Returns rows of a table as float32 numbers on the host, a copy."""
+    """Copies rows of a table to the host as float32."""
     backend = table.backend
     return np.array(backend.to_host(table.row_dtype.to_float32(backend.xp, rows)))

@@ -1,4 +1,4 @@
-"""`KvOptions`: where the rows of a KvVariable are kept."""
+"""`KvOptions`: where a KvVariable keeps its rows."""
 
 import enum
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from typing import Any
 
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY, rounded_up
 
-# Options of the table that the variable decides itself.
+# Table options that the variable sets itself.
 _DECIDED = ("enter_threshold", "evict_strategy", "filter_ratio", "count_repeats")
 
 
 class StorageCombination(enum.Enum):
-    """The memories that rows are kept in.
+    """The memories for rows.
 
-    MEM: one memory: the GPU's, or RAM without a GPU. MEM_SSD: hot rows there, the others in host
+    MEM: one memory: the GPU's, or RAM without a GPU. MEM_SSD: hot rows there, the rest in host
     memory or, with `far_path`, in a file.
     """
 
@@ -23,18 +23,17 @@ class StorageCombination(enum.Enum):
 
 
 class StorageType(enum.Enum):
-    """The kind of memory of a KvStorageConfig: the first memory, as in TFPlus."""
+    """The memory of a KvStorageConfig: the first memory, as in TFPlus."""
 
     MEM_STORAGE = "mem_storage"
 
 
 @dataclass(frozen=True)
 class KvStorageConfig:
-    """The settings of a memory, as TFPlus takes them. They have no effect, there or here: rows are
-    kept in memory as long as there is some.
+    """TFPlus' settings of a memory, without effect there and here: memory is used while it lasts.
 
     Attributes:
-      storage_path: "" where none is named.
+      storage_path: "" without one.
       training_storage_size, inference_storage_size: keys in this memory; -1: any number.
     """
 
@@ -45,19 +44,18 @@ class KvStorageConfig:
 
 @dataclass(frozen=True)
 class KvOptions:
-    """Where the rows of a variable are kept, and how many.
+    """Where a variable keeps its rows, and how many.
 
     Attributes:
       combination: which memories.
-      configs: options of the table by name, of `sok_lite.engine.table.hkv_options.HkvOptions`:
-        `init_capacity`, and `max_capacity` for a table that is to forget the least counted key
-        when it is full, both rounded up to powers of two; MEM_SSD also takes
-        `max_hbm_for_vectors` and `far_path`. MEM may have a KvStorageConfig for
-        StorageType.MEM_STORAGE, as in TFPlus. None: none.
+      configs: options by name, of `sok_lite.engine.table.hkv_options.HkvOptions`: `init_capacity`,
+        and `max_capacity` to evict the least frequent key from a full table, both rounded up to
+        powers of two; MEM_SSD also takes `max_hbm_for_vectors` and `far_path`. MEM may have a
+        KvStorageConfig for StorageType.MEM_STORAGE, as in TFPlus. None: none.
 
     Raises:
-      TypeError: `combination` or `configs`, or what it has for a StorageType, is no such thing.
-      ValueError: an option that the combination or the variable decides.
+      TypeError: `combination`, `configs`, or the value of a StorageType of another type.
+      ValueError: an option that the combination or the variable sets itself.
     """
 
     combination: StorageCombination = StorageCombination.MEM

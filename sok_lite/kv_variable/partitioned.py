@@ -1,4 +1,4 @@
-"""`PartitionedKvVariable`: one table that TensorFlow knows as several variables."""
+"""`PartitionedKvVariable`: one table as several TensorFlow variables."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -17,22 +17,15 @@ from sok_lite.kv_variable.share import Share
 
 @unconverted
 class PartitionedKvVariable(KvVariable, PartitionedVariable):
-    """A KvVariable whose keys are spread over several, `<name>/part_0` and so on.
+    """A KvVariable whose keys are split over several, `<name>/part_0` and so on.
 
-    The partitions are what a graph trains, saves and lists: a key is in that of key mod their
-    number. All lie in one table, and a lookup is one call of it.
-
-    Args:
-      table: the one that all partitions lie in.
-      name: with its scopes: what checkpoints know it by.
-      trainable: whether it is trained.
-      options: where its rows are.
-      collections: of the graph, that the partitions are in.
-      num_partitions: from 1 on.
+    A graph trains, saves and lists the partitions; a key is in partition key mod their number. All
+    share one table, and a lookup is one call. Arguments as for `KvVariable`; `collections` are for
+    the partitions.
     """
 
     kind = "PartitionedKvVariable"
-    _distribute_strategy = None  # TensorFlow's own has a property without a setter
+    _distribute_strategy = None  # a property without a setter in TensorFlow's class
 
     def __init__(
         self,
@@ -67,7 +60,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name, without an end of ":0"."""
+        """The name, without ":0"."""
         return self._plain_name
 
     @property
@@ -77,7 +70,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
 
     @property
     def initializer(self) -> Any:
-        """The operation of a TF1 graph that makes all partitions ready."""
+        """The operation of a TF1 graph that initializes all partitions."""
         return tf.group(*(part.initializer for part in self)) if self._in_graph_mode else None
 
     @property
@@ -86,7 +79,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
         return list(self._variable_list)
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
-        """Returns whether all partitions are ready in this session."""
+        """Returns whether all partitions are initialized in this session."""
         return tf.reduce_all([part.is_initialized() for part in self], name=name)
 
     def __iter__(self) -> Iterator[KvVariable]:
@@ -97,5 +90,5 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
         return len(self._variable_list)
 
     def as_tensor(self) -> tf.Tensor:
-        """Returns all rows, (n, dim), those of ascending keys."""
+        """Returns all rows, (n, dim), by ascending key."""
         return self.value()

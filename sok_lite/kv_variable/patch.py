@@ -1,4 +1,4 @@
-"""`patch_tf`: the names where programs of TFPlus have them, for those that ask for it."""
+"""`patch_tf`: puts TFPlus' names into TensorFlow, for programs that ask for it."""
 
 import functools
 import importlib
@@ -15,31 +15,30 @@ from sok_lite.kv_variable.variable_scope import get_kv_variable
 
 __all__ = ["patch_tf", "unpatch_tf"]
 
-# What TFPlus' document takes from `tf` and TensorFlow 2 has in `tf.compat.v1` only.
+# Names that TFPlus' document takes from `tf` and TensorFlow 2 has only in `tf.compat.v1`.
 _OF_TF1 = ("AUTO_REUSE", "Session", "global_variables_initializer", "variable_scope")
 _OF_TRAIN = ("FtrlOptimizer", "Saver")
 
 _OF_TF1_NAME = re.compile(r"tensorflow(\._api\.v2)?\.compat\.v1")
 
-# Each (module, name, what was there; `_NOTHING` where nothing was), in the order of patching.
+# (module, name, original; `_NOTHING` without one), in the order of patching.
 _NOTHING = object()
 _patched: list[tuple[Any, str, Any]] = []
 
 
 def patch_tf(*, disable_eager: bool = True) -> None:
-    """Lets programs that were written for TFPlus find its names in TensorFlow.
+    """Puts TFPlus' names into TensorFlow for programs written for TFPlus.
 
-    `tf` and `tf.compat.v1` get `get_kv_variable`. `tf` gets what TFPlus' document takes from there,
-    as far as it lacks it: AUTO_REUSE, Session, global_variables_initializer, variable_scope,
-    train.FtrlOptimizer, train.Saver. A program that needs more of TensorFlow 1 has
-    `import tensorflow.compat.v1 as tf`. `scatter_add` and its kin, of `tf.compat.v1` and of
-    `tensorflow.python.ops.state_ops`, take KvVariables.
+    `tf` and `tf.compat.v1` get `get_kv_variable`. `tf` gets the names of TFPlus' document that it
+    lacks: AUTO_REUSE, Session, global_variables_initializer, variable_scope, train.FtrlOptimizer,
+    train.Saver. For more of TensorFlow 1 use `import tensorflow.compat.v1 as tf`. `scatter_add` and
+    similar functions of `tf.compat.v1` and `tensorflow.python.ops.state_ops` accept KvVariables.
 
-    Call it once, before anything is made. A second call does nothing more.
+    Call it once, before making anything. A second call has no effect.
 
     Args:
-      disable_eager: whether eager execution is turned off for the whole process, as programs with
-        sessions need it. `unpatch_tf` does not turn it on again: TensorFlow lets nobody do that.
+      disable_eager: whether to disable eager execution for the whole process, for programs with
+        sessions. TensorFlow cannot enable it again, not even `unpatch_tf`.
     """
     if disable_eager:
         tf.compat.v1.disable_eager_execution()
@@ -62,7 +61,7 @@ def patch_tf(*, disable_eager: bool = True) -> None:
 
 
 def unpatch_tf() -> None:
-    """Takes back what `patch_tf` has put in place, but for eager execution."""
+    """Undoes `patch_tf`, except for eager execution."""
     while _patched:
         module, name, before = _patched.pop()
         if before is _NOTHING:
@@ -72,8 +71,8 @@ def unpatch_tf() -> None:
 
 
 def _modules_of_tf1() -> list[Any]:
-    """Returns `tf.compat.v1`, and what `import tensorflow.compat.v1` gives: another object."""
-    importlib.import_module("tensorflow.compat.v1")  # puts that in the place of the first
+    """Returns `tf.compat.v1` and the other module of `import tensorflow.compat.v1`."""
+    importlib.import_module("tensorflow.compat.v1")  # puts it in the place of the first
     named = [module for name, module in list(sys.modules.items()) if _OF_TF1_NAME.fullmatch(name)]
     return list({id(module): module for module in [tf.compat.v1, *named]}.values())
 
@@ -84,7 +83,7 @@ def _put(module: Any, name: str, value: Any) -> None:
 
 
 def _scatter(original: Callable[..., Any], method: str) -> Callable[..., Any]:
-    """Returns a function of TensorFlow that calls a method of KvVariables."""
+    """Wraps a function of TensorFlow to call a method of KvVariables."""
 
     @functools.wraps(original)
     def scatter(ref: Any, indices: Any, updates: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,12 @@
-"""How `tf.compat.v1.train.Saver` saves KvVariables: what it finds when it asks one for its tensors.
+"""How `tf.compat.v1.train.Saver` saves KvVariables.
 
-A KvVariable is a SaveableObject of TensorFlow's as well, which savers take before anything else.
-The tensors of all partitions come from one call, so they are of one moment. A restore looks into
-the file itself: so it takes any number of partitions and the files of all ranks that have saved,
-and of TensorFlow's own operation it wants no more than that it finds one tensor.
+A KvVariable is also a SaveableObject, which savers check for first. One call makes the tensors of
+all partitions, so they are of one moment. A restore reads the files itself, so it accepts any
+number of partitions and the files of all saving ranks; TensorFlow's own operation only has to find
+one tensor.
 
-`Saver.save` writes a meta graph beside each checkpoint. The operations of a table call Python
-functions of the process that has built them, which no file can hold, so an import refuses it.
+`Saver.save` writes a meta graph beside each checkpoint. Table operations call Python functions of
+their process, which no file can hold, so importing it raises.
 """
 
 import os
@@ -30,9 +30,9 @@ from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import PREDICT, TRAIN, saved_dtypes
 from sok_lite.kv_variable.share import Share
 
-# Of a TF1 graph, its variables.
+# The variables of a TF1 graph.
 GRAPH_COLLECTION = "kv_variables"
-# What a program feeds False for a delta.
+# A program feeds False for a delta.
 _FULL_EXPORT = "do_full_export"
 
 _mode = TRAIN
@@ -42,16 +42,15 @@ _DEVICE = "CPU:0"  # where checkpoints are written and read
 
 
 class KvVariableSaveable(SaveableObject):
-    """A KvVariable for a `tf.compat.v1.train.Saver` that is told what to save, in a list or dict.
+    """A KvVariable with options for the list of a `tf.compat.v1.train.Saver`.
 
-    A KvVariable in such a list is saved as this with its defaults. The names of a dict are not used
-    for these: TensorFlow does not tell them.
+    A KvVariable in the list is saved with the defaults. With a dict, TensorFlow does not pass on
+    the names: they have no effect here.
 
     Args:
       variable: a KvVariable, partition or PartitionedKvVariable.
       name: of the variable in the checkpoint; None: its own.
-      mode: 1: all that training needs. 0: keys and rows alone. None: as `set_tfplus_saver_mode`
-        says.
+      mode: 1: everything for training. 0: keys and rows only. None: from `set_tfplus_saver_mode`.
     """
 
     def __init__(self, variable: Any, name: str | None = None, mode: int | None = None) -> None:
@@ -65,7 +64,7 @@ class KvVariableSaveable(SaveableObject):
 
     @property
     def specs(self) -> list[Any]:
-        """Names of tensors, and the tensors, for what the saver does that asks."""
+        """The names and tensors for the current operation of a saver."""
         call = saver_call()
         if call is not None and call.restores:
             made, what = _made_for(self._saved, call.filename), ("found", self._named)
@@ -102,11 +101,9 @@ class KvVariableSaveable(SaveableObject):
         raise AttributeError("`specs` are made when they are asked for.")
 
     def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
-        """Returns the operation that makes the table what was saved, and its variables initialized.
+        """Returns the operation that restores the table and marks its variables as initialized.
 
-        Args:
-          restored_tensors: of the tensor that `specs` named, which must have been found.
-          restored_shapes: not used.
+        The saver has found the tensor that `specs` named, which proves that the file has it.
         """
         call = saver_call()
         if call is None:
@@ -129,11 +126,10 @@ class KvVariableSaveable(SaveableObject):
 
 
 def _made_for(saved: SavedTable, filename: tf.Tensor) -> dict[Any, Any]:
-    """Returns what was made of a table for the saver of a file name, shared by all partitions.
+    """Returns the tensors and operations made of a table for one saver, shared by its partitions.
 
-    By ("saved", mode, whether there are deltas) the tensors by number of partition and name; by
-    ("found", name of the variable) the name of one tensor of it that a checkpoint has; by
-    ("restored", name of the variable) the operation that restores it.
+    Keys: ("saved", mode, has_deltas): tensors by partition and name; ("found", variable name): a
+    tensor name in the checkpoint; ("restored", variable name): the restoring operation.
     """
     if saved.made is None or saved.made[0]() is not filename:
         saved.made = (weakref.ref(filename), {})
@@ -143,7 +139,7 @@ def _made_for(saved: SavedTable, filename: tf.Tensor) -> dict[Any, Any]:
 def _saved(
     saved: SavedTable, mode: int, has_deltas: bool, filename: tf.Tensor | None
 ) -> dict[tuple[int, str], tf.Tensor]:
-    """Returns the tensors of all partitions of a table, of one call."""
+    """Returns the tensors of all partitions of a table, from one call."""
     dtypes = saved_dtypes(saved.key_type, saved.dtype)
     shares = [Share(number, saved.count) for number in range(saved.count)]
     whole, name = weakref.ref(saved), saved.name
@@ -163,7 +159,8 @@ def _saved(
 
     inputs = [_is_full(has_deltas), "" if filename is None else filename]
     if not tf.executing_eagerly():
-        # An error where the session has not initialized it. Given, lest TensorFlow leaves it out.
+        # Fails in a session that has not initialized it. An input, because TensorFlow prunes
+        # others.
         inputs += [
             tf.raw_ops.ReadVariableOp(resource=handle, dtype=saved.dtype)
             for handle in saved.handles
@@ -175,7 +172,7 @@ def _saved(
 
 
 def _is_full(has_deltas: bool) -> tf.Tensor:
-    """Returns whether a save is a full one, in a graph what a program can feed."""
+    """Returns whether a save is full; in a graph a placeholder that a program can feed."""
     if not has_deltas or tf.executing_eagerly():
         return tf.constant(True)
     graph = tf.compat.v1.get_default_graph()
@@ -189,7 +186,7 @@ def _is_full(has_deltas: bool) -> tf.Tensor:
 def _found(saved: SavedTable, name: str, filename: tf.Tensor) -> Any:
     """Returns the name of a tensor of key type that a checkpoint has of a variable.
 
-    Where there is none it is the name that there should be: TensorFlow's error tells of it.
+    If there is none, TensorFlow's error will show this expected name.
     """
     whole = weakref.ref(saved)
 
@@ -224,11 +221,7 @@ def _restore(
 
 
 class SavedBySavers:
-    """The part of a KvVariable that makes it a SaveableObject as well.
-
-    Attributes:
-      saved: what checkpoints know the table by.
-    """
+    """The part of KvVariable that implements SaveableObject, by its `saved` table."""
 
     name: str
     saved: SavedTable
@@ -242,10 +235,9 @@ class SavedBySavers:
 
     @property
     def specs(self) -> list[Any]:
-        """The tensors that a `tf.compat.v1.train.Saver` made now saves, by its mode.
+        """The tensors for a `tf.compat.v1.train.Saver` made now, by its mode.
 
-        Raises:
-          ValueError: the saver has another name for it.
+        ValueError: the saver uses another name for it.
         """
         call = saver_call()
         if call is not None:
@@ -253,7 +245,7 @@ class SavedBySavers:
         return KvVariableSaveable(self).specs
 
     def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> Any:
-        """Returns what such a saver restores it by."""
+        """Returns the saver's operation to restore it."""
         return KvVariableSaveable(self).restore(restored_tensors, restored_shapes)
 
     def _check_names(self, names: Mapping[str, Any]) -> None:
@@ -267,16 +259,15 @@ class SavedBySavers:
                 )
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        """Returns nothing: `tf.train.Checkpoint` saves the table, once for all partitions."""
+        """Returns nothing: `tf.train.Checkpoint` saves the table once for all partitions."""
         return {}
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         return tf.no_op()
 
     def to_proto(self, export_scope: Any = None) -> None:
-        """Returns None: the Python functions of a table's operations are not in a meta graph.
-
-        So TensorFlow leaves the variable out of the meta graph that `Saver.save` writes.
+        """Returns None, so that meta graphs leave the variable out: they cannot hold Python
+        functions.
         """
 
 
@@ -284,10 +275,10 @@ class SavedBySavers:
 
 
 def set_tfplus_saver_mode(mode: int) -> None:
-    """Sets what savers save of KvVariables that are made from now on.
+    """Sets what savers made from now on save of KvVariables.
 
     Args:
-      mode: 1: all that training needs. 0: keys and rows alone, those that are not zeros.
+      mode: 1: everything for training. 0: keys and rows only, without rows of zeros.
 
     Raises:
       ValueError: another mode.
@@ -297,68 +288,66 @@ def set_tfplus_saver_mode(mode: int) -> None:
 
 
 def _saver_mode() -> int:
-    """Returns the mode of a saver that is made now."""
+    """Returns the mode of a saver made now."""
     return _mode
 
 
 def _checked_mode(mode: int) -> int:
-    """Returns a mode, or raises ValueError where there is no such one."""
+    """Returns a valid mode, or raises ValueError."""
     if mode not in (TRAIN, PREDICT):
         raise ValueError("Expected tfplus saver mode to be 0 or 1.")
     return int(mode)
 
 
 def enable_delta_export() -> None:
-    """Lets savers that are made from now on save deltas; so does SUPPORT_DELTA_EXPORT=1 in the
-    environment.
+    """Makes savers created from now on able to save deltas; SUPPORT_DELTA_EXPORT=1 does the same.
 
-    Such a saver saves in full, unless a run is fed False for the graph's "do_full_export:0": then
-    it saves the keys of KvVariables that are new or have changed since the last full save, and
-    which are gone. Restore the full save and then the delta. `save_delta` does
-    such a run.
+    Such a saver saves in full unless a run feeds False to the graph's "do_full_export:0": then it
+    saves the KvVariable keys that are new, changed or removed since the last full save. Restore the
+    full save, then the delta. `save_delta` makes such a run.
     """
     global _is_delta_export_enabled
     _is_delta_export_enabled = True
 
 
 def disable_delta_export() -> None:
-    """Ends what `enable_delta_export` began; savers that were made before go on."""
+    """Undoes `enable_delta_export` for savers created from now on."""
     global _is_delta_export_enabled
     _is_delta_export_enabled = False
 
 
 def enable_full_or_delta_import_v2() -> None:
-    """Does nothing: every restore takes full saves and deltas."""
+    """No effect: every restore accepts full saves and deltas."""
 
 
 def disable_full_or_delta_import_v2() -> None:
-    """Does nothing: every restore takes full saves and deltas."""
+    """No effect: every restore accepts full saves and deltas."""
 
 
 def enable_save_v3() -> None:
-    """Does nothing: there is one format."""
+    """No effect: there is one format."""
 
 
 def disable_save_v3() -> None:
-    """Does nothing: there is one format."""
+    """No effect: there is one format."""
 
 
 def set_new_num_shards(num_shards: int) -> None:
-    """Does nothing: every restore takes any number of partitions."""
+    """No effect: every restore accepts any number of partitions."""
 
 
 def _delta_export_enabled() -> bool:
-    """Whether a saver that is made now can save deltas."""
+    """Whether a saver made now can save deltas."""
     return _is_delta_export_enabled or os.environ.get("SUPPORT_DELTA_EXPORT") == "1"
 
 
 def save_delta(saver: Any, session: Any, path: str) -> str:
-    """Saves what has changed in KvVariables since the last full save, and dense variables whole.
+    """Saves KvVariable changes since the last full save, and dense variables in full.
 
     Args:
-      saver: a `tf.compat.v1.train.Saver` that was made while deltas were enabled.
+      saver: a `tf.compat.v1.train.Saver` made while deltas were enabled.
       session: of its graph.
-      path: what the files' names start with. The saver does not count it among its checkpoints.
+      path: prefix of the files. The saver does not list it among its checkpoints.
 
     Returns:
       The path.
@@ -379,7 +368,7 @@ def save_delta(saver: Any, session: Any, path: str) -> str:
     return str(tf.compat.as_str(saved))
 
 
-# ---- meta graphs, which a saver writes beside each checkpoint ------------------------------------
+# ---- meta graphs beside checkpoints -------------------------------------------------------------
 
 
 def _to_proto(variable: Any, export_scope: str | None = None) -> tf.train.BytesList:

@@ -1,6 +1,6 @@
-"""Where checkpoints of TF1 have what was saved of a KvVariable: in which tensors, of which ranks.
+"""Finds the tensors of a KvVariable in TF1 checkpoints of all ranks.
 
-Each rank saves the keys that it owns, into a checkpoint of its own: `rank_path` names it.
+Each rank saves the keys that it owns into its own checkpoint, named by `rank_path`.
 """
 
 import os
@@ -22,26 +22,18 @@ _KEYS = re.compile(r"(.+?)(?:/part_\d+)?:0-keys")
 
 
 class PartPlace(NamedTuple):
-    """Where a part of what was saved of a variable is.
+    """Where a saved part of a variable is."""
 
-    Attributes:
-      path: what the checkpoint's files start with.
-      reader: of the checkpoint.
-      prefix: what the tensors' names start with.
-      facts: what it says of itself; None: TFPlus has written it.
-    """
-
-    path: str
+    path: str  # prefix of the checkpoint's files
     reader: Any
-    prefix: str
-    facts: Facts | None
+    prefix: str  # of the tensor names
+    facts: Facts | None  # None: TFPlus wrote it
 
     def has(self, tensor: str) -> bool:
-        """Whether there is such a tensor."""
         return bool(self.reader.has_tensor(f"{self.prefix}-{tensor}"))
 
     def tensor(self, name: str) -> Any:
-        """Returns a tensor: an array, or a text's bytes."""
+        """Returns a tensor: an array, or the bytes of a string."""
         return self.reader.get_tensor(f"{self.prefix}-{name}")
 
     def form(self, name: str) -> tuple[tf.DType, list[int]]:
@@ -52,40 +44,38 @@ class PartPlace(NamedTuple):
 
     @property
     def is_delta(self) -> bool:
-        """Whether it is what has changed since another save."""
+        """Whether it holds changes since another save."""
         return self.has("need_full_import") and not np.all(self.tensor("need_full_import"))
 
 
 def ranks() -> tuple[int, int]:
-    """Returns the number of this rank, and how many there are."""
+    """Returns this rank and the number of ranks."""
     comm = job.other_ranks()
     return (0, 1) if comm is None else (comm.rank, comm.size)
 
 
 def rank_path(path: str) -> str:
-    """Returns the path for the checkpoint of this rank, from one for that of the whole job.
+    """Returns the checkpoint path of this rank, from that of the job.
 
     On one rank it is the path itself, on several `<path>.rank-<rank>-of-<ranks>`. Give it to
     `Saver.save`, or to `MonitoredTrainingSession` and `CheckpointSaverHook` as `checkpoint_dir`, on
-    every rank and with checkpoints at equal steps: the folders differ in these names alone, else
-    no rank finds those of the others. `Saver.restore` takes the path of any rank of the job that
-    has saved, and on any number of ranks each takes the keys that are its own.
+    every rank and at equal steps; the names may differ in nothing else, or ranks cannot find each
+    other's. `Saver.restore` takes the path of any saving rank, and on any number of ranks each
+    takes its own keys.
 
-    A rank saves all keys that it has, and does not ask the others. Keys that others own, as of
-    lookups before `sok_lite.init`, are named by the logger "sok_lite"; where their owners have
-    saved them too, the checkpoint cannot be restored: remove them, or call `sok_lite.init` first.
+    A rank saves all keys that it has without asking the others. The logger "sok_lite" names keys
+    that others own, as after lookups before `sok_lite.init`; if their owners save them too, the
+    checkpoint cannot be restored: remove them, or call `sok_lite.init` first.
     """
     rank, size = ranks()
     return path if size == 1 else f"{path}.rank-{rank}-of-{size}"
 
 
 def saved_path(path: str) -> str:
-    """Returns the path that this rank restores from, of the path that `rank_path` took to save.
+    """Returns the path that this rank restores from, given the path passed to `rank_path`.
 
-    It may be that of a checkpoint, also with the step ("-7") that `Saver.save` adds to it, or of a
-    folder of checkpoints.
-
-    Of a job of as many ranks it is that of this rank, of any other that of its first rank.
+    It may be a checkpoint, also with the step ("-7") that `Saver.save` appends, or a folder of
+    checkpoints. With another number of ranks than saved, it is the path of the first saving rank.
 
     Raises:
       FileNotFoundError: nothing was saved there.
@@ -117,13 +107,13 @@ def _exists(path: str) -> bool:
 
 
 def _reader_of(path: str) -> Any:
-    # A checkpoint is asked for first: ram:// takes the start of a folder's name for a folder.
+    # Checkpoints first: ram:// takes the prefix of a folder's name for a folder.
     reader = tf.compat.v1.train.NewCheckpointReader if _exists(path) else tf.train.load_checkpoint
     return reader(path)
 
 
 def check_path(path: str, name: str) -> None:
-    """Raises ValueError where several ranks would save, or have saved, under one name."""
+    """Raises ValueError if several ranks would save, or have saved, under one name."""
     rank, size = ranks()
     found = _RANK.search(prefix_in_the_end(path))
     if size > 1 and (found is None or found.groups() != (str(rank), str(size))):
@@ -135,17 +125,9 @@ def check_path(path: str, name: str) -> None:
 
 
 def places_of(path: str, name: str) -> list[PartPlace]:
-    """Returns where a variable is in a checkpoint, and in those of the other ranks that saved.
+    """Returns a variable's partitions in a checkpoint and in those of the other saving ranks.
 
-    Args:
-      path: of a checkpoint.
-      name: of the variable, without partition.
-
-    Returns:
-      Of each rank its partitions; none: the checkpoint has nothing of it.
-
-    Raises:
-      ValueError: a part is missing.
+    [] if the checkpoint does not have it. ValueError: a part is missing.
     """
     places = _places_in(path, name)
     if not places or places[0].facts is None or places[0].facts.num_ranks == 1:
@@ -174,7 +156,7 @@ def places_of(path: str, name: str) -> list[PartPlace]:
 
 
 def names_in(path: str) -> list[str]:
-    """Returns the variables that a checkpoint has something of, without partition."""
+    """Returns the names of variables in a checkpoint, without partition."""
     tensors = _reader_of(path).get_variable_to_shape_map()
     return sorted({match[1] for tensor in tensors if (match := _KEYS.fullmatch(tensor))})
 
@@ -212,7 +194,7 @@ def _places_in(path: str, name: str) -> list[PartPlace]:
 def check_forms(
     places: list[PartPlace], key_type: tf.DType, dtype: tf.DType, dim: int, name: str
 ) -> None:
-    """Raises ValueError where what was saved does not fit a variable."""
+    """Raises ValueError if saved dtypes or shapes differ from a variable's."""
     expected = saved_dtypes(key_type, dtype)
     wanted = (dim, key_type.name, dtype.name)
     for place in places:
@@ -234,24 +216,16 @@ def check_forms(
 
 
 class Read(NamedTuple):
-    """A variable as it was read.
-
-    Attributes:
-      content: the keys.
-      is_delta: whether it changes another save.
-      saves: by rank that has saved, the numbers of the save and, of a delta, of its base; empty:
-        TFPlus has.
-      deleted: (d,) of the key type, keys that are gone.
-    """
+    """A variable as read."""
 
     content: Content
-    is_delta: bool
-    saves: dict[int, tuple[int, int | None]]
-    deleted: np.ndarray
+    is_delta: bool  # whether it changes another save
+    saves: dict[int, tuple[int, int | None]]  # (save, base of a delta) by rank; {} from TFPlus
+    deleted: np.ndarray  # (d,) removed keys
 
 
 def read(places: list[PartPlace], table: EmbeddingTable, threshold: int, name: str) -> Read:
-    """Reads what was saved of a variable, the keys that this rank owns."""
+    """Reads the saved keys of a variable that this rank owns."""
     whole = read_all(places, table.row_dtype, threshold, table.clock.read(), name)
     are_own = owns(table, *ranks())
     deleted = whole.deleted[are_own(whole.deleted)]
@@ -261,16 +235,15 @@ def read(places: list[PartPlace], table: EmbeddingTable, threshold: int, name: s
 def read_all(
     places: list[PartPlace], row_dtype: RowDtype, threshold: int, now: float, name: str
 ) -> Read:
-    """Reads what was saved of a variable, the keys of all ranks.
+    """Reads the saved keys of a variable of all ranks.
 
     Args:
-      places: where its parts are, as `places_of` finds them; they fit, and there is one at least.
-      row_dtype: of the variable.
-      threshold: how often a key must have been seen to get a row.
-      now: the time of keys that were saved without one.
+      places: from `places_of`, checked, at least one.
+      threshold: times that a key must be seen to get a row.
+      now: time for keys saved without one.
 
     Raises:
-      ValueError: it contradicts itself.
+      ValueError: inconsistent files.
     """
     contents, deleted = [], []
     saves: dict[int, tuple[int, int | None]] = {}

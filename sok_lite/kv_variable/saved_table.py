@@ -1,7 +1,7 @@
 """A table in checkpoints: one object for all variables over it, which saves and restores.
 
-A full save gets a number, and the table remembers which save it goes on from. So a delta can be
-saved, all that has changed since then, and a delta of another save is refused.
+A full save gets a number, and the table remembers its base. So it can save a delta of all changes
+since, and rejects a delta of another save.
 """
 
 import secrets
@@ -26,39 +26,28 @@ from sok_lite.kv_variable.share import Share
 
 
 class Base(NamedTuple):
-    """The full save that a table goes on from.
+    """The full save that a table's changes are relative to."""
 
-    Attributes:
-      saves: its numbers, by rank that has saved.
-      num_ranks: how many have.
-      number: of the last lookup before.
-      seen: (n,) of the key type: which that one saw.
-      changed, removed: (n,) of the key type: what a delta has changed before.
-      is_logged: whether the keys that are removed are noted.
-    """
-
-    saves: Mapping[int, int]
-    num_ranks: int
-    number: int
-    seen: np.ndarray
-    changed: np.ndarray
-    removed: np.ndarray
-    is_logged: bool
+    saves: Mapping[int, int]  # its numbers, by saving rank
+    num_ranks: int  # number of saving ranks
+    number: int  # of the last lookup before it
+    seen: np.ndarray  # (n,) keys of that lookup
+    changed: np.ndarray  # (n,) keys that a restored delta changed
+    removed: np.ndarray  # (n,) keys that it removed
+    is_logged: bool  # whether removed keys are logged
 
 
 class SavedTable(tf.__internal__.tracking.Trackable):
     """A table as checkpoints know it, once for all variables over it.
 
     Args:
-      table: of the engine.
-      name: of the variable.
-      num_partitions: of the variable; None: it has none.
+      num_partitions: of the variable; None: not partitioned.
 
     Attributes:
-      count: number of partitions, 1 where there are none.
-      base: the full save that the table goes on from; None: none.
+      count: number of partitions, 1 without any.
+      base: the full save that changes are relative to, or None.
       handles: the resources of its variables.
-      made: what was made for the last saver: a weak reference to its file name, and that by name.
+      made: the results for the last saver: a weak reference to its file name, and results by name.
     """
 
     def __init__(self, table: EmbeddingTable, name: str, num_partitions: int | None = None) -> None:
@@ -104,21 +93,19 @@ class SavedTable(tf.__internal__.tracking.Trackable):
     def saved(
         self, shares: Sequence[Share], mode: int, is_full: bool, is_logged: bool
     ) -> list[dict[str, Any]]:
-        """Returns what is saved of parts of the table: of each tensors by name.
-
-        The caller has the table's lock: they are of one moment.
+        """Returns the tensors of parts of the table, by name. The caller holds the table's lock.
 
         Args:
           mode: 1 for training, 0 for serving.
-          is_full: whether it is all, and not what has changed since the last full save.
+          is_full: whether to save all keys, or changes since the last full save.
           is_logged: whether a delta may follow.
 
         Raises:
-          ValueError: a delta, and there is no full save that it could change.
+          ValueError: a delta without a full save.
         """
         table, (rank, num_ranks) = self.table, ranks()
         comm = job.other_ranks()
-        if comm is not None:  # a restore refuses those that their owners have too
+        if comm is not None:  # a restore rejects keys that their owners have too
             warn_of_foreign_keys([table], comm)
         content, save, base, deleted = taken(table), secrets.randbits(64), None, _no_keys(table)
         if is_full:
@@ -166,7 +153,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         changed_keys: np.ndarray | None = None,
         removed_keys: np.ndarray | None = None,
     ) -> None:
-        """Notes that the table goes on from a full save, and what has changed since."""
+        """Sets the base, and what has changed since."""
         table, no_keys = self.table, _no_keys(self.table)
         if is_logged:
             table.log_removals()
@@ -179,26 +166,24 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         self.base = Base(saves, num_ranks, number, seen, changed_keys, removed_keys, is_logged)
 
     def prefix(self, name: str, share: Share) -> str:
-        """Returns what the names of the tensors of a partition start with.
-
-        Args:
-          name: of the variable in the checkpoint.
+        """Returns the prefix of a partition's tensors, of a variable named `name` in the
+        checkpoint.
         """
         return f"{name}/part_{share.number}:0" if self._is_partitioned else f"{name}:0"
 
     def place(self, path: str, name: str) -> str:
-        """Returns the name of a tensor of key type that a checkpoint has of a variable, or should.
+        """Returns the name of a tensor of key type that a checkpoint has, or should have, of a
+        variable.
 
-        Raises:
-          ValueError: what it has does not fit, parts are missing, or it is a delta of another save:
-            all that can be known before anything is restored, other variables too.
+        ValueError: it does not match, parts are missing, or it is a delta of another save:
+        everything that can be known before anything, other variables included, is restored.
         """
         places = self._places(path, name)
         if not places:
             return f"{self.prefix(name, Share())}-keys"
         if any(place.is_delta for place in places):
             self._check_base(read(places, self.table, self._threshold, name), path)
-        # Of no size, but for what TFPlus has written.
+        # An empty one, except from TFPlus.
         tensor = "keys" if places[0].facts is None else "delete_keys"
         return f"{places[0].prefix}-{tensor}"
 
@@ -208,16 +193,14 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         return places
 
     def restore(self, path: str, name: str, is_logged: bool) -> None:
-        """Makes the table what was saved.
+        """Restores a variable's save into the table.
 
         Args:
-          path: of the checkpoint.
-          name: of the variable in it.
           is_logged: whether a delta may follow.
 
         Raises:
-          ValueError: what was saved does not fit, is corrupt, or a delta of another save. The table
-            is as it was.
+          ValueError: the save does not match, is corrupt, or is a delta of another save. Nothing
+            has changed.
         """
         what = read(self._places(path, name), self.table, self._threshold, name)
         alone(self.table, lambda: self._restore(what, path, is_logged))
@@ -245,9 +228,9 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             self._begin(last.saves, num_ranks, is_logged, what.content.keys, what.deleted)
 
     def _check_base(self, what: Read, path: str) -> None:
-        """Raises ValueError where a delta changes another save than that which the table is.
+        """Raises ValueError if a delta changes another save than the table's base.
 
-        What TFPlus has written does not say which save it changes.
+        TFPlus' deltas do not name their save.
         """
         if not what.saves:
             return

@@ -1,32 +1,32 @@
-"""The tensors that a checkpoint of TF1 has of a KvVariable, by TFPlus' names and some more.
+"""The tensors of a KvVariable in a TF1 checkpoint, by TFPlus' names and some more.
 
-Those of a partition are `<variable>/part_<i>:0-keys` and so on, of a variable without partitions
-`<variable>:0-keys`. There are n keys whose row is not zeros, b that training has shrunk to zeros,
-and f in all, with a row or without one. A row is zeros where every |element| is below the cutoff.
+Names are `<variable>/part_<i>:0-keys` and so on for a partition, `<variable>:0-keys` without
+partitions. There are n keys whose row is not zeros, b that training has shrunk to zeros, and f in
+all, with a row or without one. A row is zeros if every |element| is below the cutoff.
 
   keys              (n,)       key type, ascending
   values            (n, dim)   their rows
   init_table        (0, dim)   float32; initial values are functions of the key
-  blacklist         (b,)       key type; shrunk: some optimizer state is not what it begins with
+  blacklist         (b,)       key type; shrunk: some optimizer state differs from its initial value
   freq_keys         (f,)       key type, first those with a row
   freq_values       (f,)       int64, how often each was seen
   freq_times        (f,)       float64, when each was last seen, in seconds since 1970; 0: never
   states            (n + b, s) float32, the optimizer states of `keys` and `blacklist`, side by side
-  state_columns     scalar     text, JSON, as bridge/checkpoint.py has it
-  need_full_import  scalar     bool, False of a delta
-  delete_keys       (d,)       key type, of a delta: keys that are gone
-  facts             scalar     text, JSON, the fields of `Facts`
+  state_columns     scalar     JSON as in bridge/checkpoint.py
+  need_full_import  scalar     bool, False for a delta
+  delete_keys       (d,)       key type, removed keys of a delta
+  facts             scalar     JSON, the fields of `Facts`
 
-A delta has of all but `delete_keys` the keys that are new or have changed, and in `freq_keys` also
-all keys without a row. For serving there are keys and values alone, the rest is empty; and the keys
-of a delta whose rows are zeros count as gone. TFPlus' own files have no more than the first six,
-the fifth and sixth as uint16 or uint32: 16 bits of count, and above it the day since 1970.
+A delta has only new and changed keys, and in `freq_keys` also all keys without a row. For serving
+only keys and values are written, and the keys of a delta whose rows are zeros count as removed.
+TFPlus' own files have only the first six, the fifth and sixth as uint16 or uint32: 16 bits of
+count, and above it the day since 1970.
 
-Between a table and these tensors is a `Content` of engine/table/content.py whose columns, of keys
-with a row and without, are
+Between a table and these tensors is a `Content` of engine/table/content.py with these columns for
+all keys:
 
   counts  int64, how often a key was seen
-  times   float64, when it was last, in seconds since 1970; 0: never
+  times   float64, when it was last seen, in seconds since 1970; 0: never
 """
 
 import json
@@ -45,7 +45,7 @@ from sok_lite.engine.table.content import Content, concatenate, in_order, select
 from sok_lite.engine.table.named_arrays import columns_of, side_by_side, states_of
 from sok_lite.kv_variable.share import Share
 
-# Rows all of whose |elements| are below it are left out of `keys` and `values`.
+# Rows with every |element| below it are left out of `keys` and `values`.
 CUTOFF = 1e-20
 TRAIN, PREDICT = 1, 0
 
@@ -54,33 +54,20 @@ _DAY = 86400.0
 
 
 class Facts(NamedTuple):
-    """The facts that a checkpoint states about itself.
+    """A checkpoint's description of itself."""
 
-    Attributes:
-      partition, num_partitions: which part of this rank's keys it has.
-      rank, num_ranks: whose keys.
-      num_rows: how many of `freq_keys` have a row.
-      save: a number of 64 bits that no other save of the table has.
-      base: of a delta, `save` of what it changes; None: it is no delta.
-      mode: 1 for training, 0 for serving.
-    """
-
-    partition: int
+    partition: int  # of this rank's keys
     num_partitions: int
-    rank: int
+    rank: int  # that saved
     num_ranks: int
-    num_rows: int
-    save: int
-    base: int | None
-    mode: int
+    num_rows: int  # number of `freq_keys` with a row
+    save: int  # a 64-bit number unique to this save of the table
+    base: int | None  # `save` that a delta changes; None: a full save
+    mode: int  # 1 for training, 0 for serving
 
 
 def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
-    """Returns the names and dtypes of the tensors.
-
-    Args:
-      key_type, dtype: of the variable.
-    """
+    """Returns the names and dtypes of the tensors of a variable."""
     return {
         "keys": key_type,
         "values": dtype,
@@ -100,16 +87,15 @@ def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
 def encoded(
     content: Content, facts: Facts, share: Share, deleted: np.ndarray, row_dtype: RowDtype
 ) -> dict[str, Any]:
-    """Returns what is saved of a part of a table, by name: arrays, numbers and texts.
+    """Returns the tensors of a part of a table, by name: arrays, numbers and strings.
 
     Args:
-      content: of the whole table, of a delta what has changed.
-      facts: of the part; its number of rows is put in here.
-      share: which keys it has.
-      deleted: (d,) keys that are gone.
+      content: of the whole table, or the changes of a delta.
+      facts: of the part; the number of rows is filled in here.
+      deleted: (d,) removed keys.
     """
     part = select(content, share.has(content.keys), share.has(content.pending_keys))
-    # Few rows begin with a zero: only those are looked at.
+    # Few rows begin with a zero: only those are checked.
     zeros = np.flatnonzero(row_dtype.is_below(np, part.values[:, 0], CUTOFF))
     zeros = zeros[row_dtype.is_below(np, part.values[zeros], CUTOFF).all(axis=1)]
     is_zero, is_shrunk = np.zeros(part.keys.size, bool), np.zeros(part.keys.size, bool)
@@ -147,14 +133,9 @@ def encoded(
 
 
 def facts_of(text: Any, whose: str) -> Facts:
-    """Returns the facts of a checkpoint.
+    """Parses the facts of a checkpoint; `whose` names it in errors.
 
-    Args:
-      text: of the tensor.
-      whose: for errors.
-
-    Raises:
-      ValueError: a later version has written them, or they are corrupt.
+    ValueError: written by a later version, or corrupt.
     """
     try:
         facts = parsed(text)
@@ -180,17 +161,16 @@ def decoded(
     now: float,
     whose: str,
 ) -> Content:
-    """Returns what a part of a checkpoint knows; keys whose rows were zeros have rows of zeros.
+    """Returns the content of a part of a checkpoint; keys with zero rows get rows of zeros.
 
     Args:
-      tensors: what was saved, by name; those that TFPlus does not write may be missing.
-      facts: of the part; None: TFPlus has written it.
-      threshold: how often a key must have been seen to get a row.
-      now: the time of keys that the checkpoint has no time of.
-      whose: for errors.
+      tensors: by name; those that TFPlus does not write may be missing.
+      facts: of the part; None: TFPlus wrote it.
+      threshold: times that a key must be seen to get a row.
+      now: time for keys without one.
 
     Raises:
-      ValueError: it contradicts itself.
+      ValueError: inconsistent tensors.
     """
     keys, values = tensors["keys"], np.ascontiguousarray(tensors["values"])
     empty = keys[:0]
@@ -234,17 +214,17 @@ def decoded(
 
 
 def _places(keys: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Returns where each key is among distinct ones, -1: nowhere."""
+    """Returns the index of each key among distinct ones, or -1."""
     if among.size == 0:
         return np.full(keys.size, -1)
-    order = np.argsort(among, kind="stable")  # quick where they are in order
+    order = np.argsort(among, kind="stable")  # fast if sorted
     ordered = among[order]
     at = np.minimum(np.searchsorted(ordered, keys), among.size - 1)
     return np.where(ordered[at] == keys, order[at], -1)
 
 
 def _frequencies(tensors: Mapping[str, Any], now: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how often keys were seen, and when."""
+    """Returns counts and times of keys."""
     values = tensors.get("freq_values", np.empty(0, np.int64))
     if values.dtype == np.uint32:
         counts, days = (values & 0xFFFF).astype(np.int64), (values >> 16).astype(np.float64)
@@ -276,14 +256,13 @@ def _states(
     ]
 
 
-# ---- counts and times, so that parts of several clocks can be joined -----------------------------
+# ---- counts and times, comparable between clocks ------------------------------------------------
 
 
 def taken(table: EmbeddingTable) -> Content:
-    """Returns a copy of what a table knows now. The caller has the table's lock.
+    """Copies the current content of a table. The caller holds the table's lock.
 
-    Raises:
-      MemoryError: no memory for it.
+    MemoryError: no memory for it.
     """
     whole, times_of = take(table), table.clock.times_of
     columns, pending = whole.columns, whole.pending
@@ -302,9 +281,9 @@ def taken(table: EmbeddingTable) -> Content:
 
 
 def as_of_table(known: Content) -> Content:
-    """Returns a content as tables have it, its times as numbers of lookups.
+    """Converts times to numbers of lookups, as tables have them.
 
-    There is a lookup for each time, and a last one of no key.
+    There is a lookup for each time, and a last one without keys.
     """
     of_keys, of_pending = known.columns["times"], known.pending["times"]
     at = np.unique(np.concatenate([of_keys, of_pending]))
@@ -324,17 +303,16 @@ def as_of_table(known: Content) -> Content:
 
 def are_distinct(keys: np.ndarray) -> bool:
     """Returns whether no key repeats."""
-    ordered = np.sort(keys, kind="stable")  # quick where they are in order
+    ordered = np.sort(keys, kind="stable")  # fast if sorted
     return not bool((ordered[1:] == ordered[:-1]).any())
 
 
 def changed(known: Content, delta: Content, removed: np.ndarray, whose: str) -> Content:
-    """Returns what is known after a change.
+    """Applies a delta to a content.
 
     Args:
-      delta: keys that are new or have changed, and all that are sighted afterwards.
-      removed: (k,) keys that are gone.
-      whose: names the table in errors.
+      delta: new and changed keys, and all keys without a row afterwards.
+      removed: (k,) removed keys.
     """
     gone = np.concatenate([delta.keys, removed.astype(delta.keys.dtype)])
     none = np.zeros(known.pending_keys.size, bool)

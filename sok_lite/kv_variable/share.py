@@ -1,4 +1,4 @@
-"""Which keys of a table a variable stands for."""
+"""The keys of a table that a variable represents."""
 
 from dataclasses import dataclass
 
@@ -8,26 +8,26 @@ from sok_lite.engine.table import EmbeddingTable
 
 @dataclass(frozen=True)
 class Share:
-    """The keys of a table that a variable stands for: key mod `count` is `number`."""
+    """The keys of a table that a variable represents: key mod `count` == `number`."""
 
     number: int = 0
     count: int = 1
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of them."""
+        """Whether it is all keys."""
         return self.count == 1
 
     def has(self, keys: Array) -> Array:
-        """Returns whether each key (n,) is one of them, (n,) bool."""
+        """Returns whether each key (n,) belongs to it, (n,) bool."""
         return keys % self.count == self.number
 
     def of(self, keys: Array) -> Array:
-        """Returns those of some keys (n,), in their order."""
+        """Selects its keys, in order."""
         return keys if self.is_whole else keys[self.has(keys)]
 
     def exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
-        """Returns keys (n,), ascending, and rows (n, dim); with a cutoff none below it."""
+        """Returns keys (n,), ascending, and rows (n, dim); skips rows below a cutoff."""
         keys, rows = table.export(cutoff=cutoff)
         if self.is_whole:
             return keys, rows

@@ -1,4 +1,4 @@
-"""`get_kv_variable`: the variable of a name in its variable scope, made where it is new."""
+"""`get_kv_variable`: returns the variable of a name in its variable scope, or makes it."""
 
 import threading
 import weakref
@@ -25,14 +25,13 @@ from sok_lite.kv_variable.saveable import GRAPH_COLLECTION
 
 __all__ = ["get_kv_variable"]
 
-# Of eager mode. Those of a TF1 graph are in its collection.
+# In eager mode. A TF1 graph has its collection.
 _by_name: "weakref.WeakValueDictionary[str, KvVariable]" = weakref.WeakValueDictionary()
 _naming = threading.RLock()
 
 _KEY_DTYPES = (tf.int64, tf.int32)
 _VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
-# What initializers that count with the shape of the whole weight take for the number of rows, as in
-# TFPlus.
+# The number of rows for initializers that scale by the shape of the weight, as in TFPlus.
 _NUM_ROWS = 10000
 
 
@@ -54,45 +53,44 @@ def get_kv_variable(
 ) -> KvVariable:
     """Returns the variable of a name in the open variable scope, or makes it.
 
-    Names are of the graph in TF1. In eager mode they are of the process, as long as the program
-    keeps the variable, and TensorFlow has every scope reuse it.
+    In TF1 names belong to the graph. In eager mode they belong to the process while the program
+    keeps the variable, and every scope reuses, as in TensorFlow.
 
-    `tf.compat.v1.train.init_from_checkpoint` and `warm_start` restore no KvVariable; given a scope
-    that has one the former raises. Once all is initialized, call
+    The initial value of a key's row is a function of the seed (of the graph or initializer), the
+    name and the key: the same for any number of partitions and ranks.
+
+    `tf.compat.v1.train.init_from_checkpoint` and `warm_start` restore no KvVariable; the former
+    raises for a scope that has one. After initialization call
     `tf.compat.v1.train.Saver([KvVariableSaveable(v, "its name there")]).restore(session, path)`.
-
-    A key that training looks up gets a row, whose initial value is a function of the seed of the
-    graph or of the initializer, the name and the key: the same for any number of partitions and
-    ranks.
 
     Args:
       name: within the scope.
-      embedding_dim: length of a row; not needed for a variable that exists.
+      embedding_dim: length of a row; not needed for an existing variable.
       key_dtype: tf.int64 (also int) or tf.int32.
       value_dtype: tf.float32, tf.float16 or tf.bfloat16.
-      initializer: of Keras or TensorFlow, or a tensor of a static shape: one number, a row, or
-        rows, of which a key takes one. None: that of the scope, else Glorot's uniform of a
-        [10000, embedding_dim] matrix, as in TFPlus.
+      initializer: of Keras or TensorFlow, or a tensor of static shape: one number, a row, or rows,
+        of which each key takes one. None: that of the scope, else Glorot uniform for a [10000,
+        embedding_dim] matrix, as in TFPlus.
       trainable: whether it is trained; None: it is.
-      collections: of the graph, that it is added to; None: [GraphKeys.GLOBAL_VARIABLES]. A
-        trainable one is in GraphKeys.TRAINABLE_VARIABLES as well.
-      partitioner: takes a shape and a dtype and gives the number of partitions along each axis,
-        such as `tf.compat.v1.fixed_size_partitioner(n)`; None: that of the scope, else none.
+      collections: graph collections to add it to; None: [GraphKeys.GLOBAL_VARIABLES]. Trainable
+        ones are also in GraphKeys.TRAINABLE_VARIABLES.
+      partitioner: maps a shape and a dtype to the number of partitions per axis, such as
+        `tf.compat.v1.fixed_size_partitioner(n)`; None: that of the scope, else none.
       constraint: must be None.
-      regularizer: called with the variable; what it gives is added to
-        GraphKeys.REGULARIZATION_LOSSES. It reads all rows. None: that of the scope.
-      enter_threshold: how often training must have seen a key for it to get a row; 0 and 1: once.
+      regularizer: called with the variable; its result is added to GraphKeys.REGULARIZATION_LOSSES.
+        It reads all rows. None: that of the scope.
+      enter_threshold: times that training must see a key before it gets a row; 0 and 1: once.
       kv_options: where the rows are kept; None: in one memory.
 
     Returns:
-      A `KvVariable`, with a partitioner a `PartitionedKvVariable`.
+      A `KvVariable`, or with a partitioner a `PartitionedKvVariable`.
 
     Raises:
-      ValueError: the variable exists and the scope does not reuse, or is missing and the scope
-        does; it exists in another form, with another enter_threshold or number of partitions; the
-        graph has a variable of another kind by its name; an argument out of range.
+      ValueError: the variable exists and the scope does not reuse, or the reverse; it exists in
+        another form, with another enter_threshold or number of partitions; the graph has another
+        kind of variable of its name; an argument out of range.
       TypeError: an argument of a wrong type.
-      NotImplementedError: a constraint, or partitions of the rows' columns.
+      NotImplementedError: a constraint, or partitions along the row.
 
     Examples:
       >>> items = kv.get_kv_variable("item", 2, initializer=keras.initializers.Ones())
@@ -140,9 +138,9 @@ def get_kv_variable(
 
 
 def _refuse_scopes(call: Any, path: Any, assignment_map: Any, /) -> Any:
-    """Raises where `init_from_checkpoint` is given a scope that has a KvVariable in this graph.
+    """Raises if `init_from_checkpoint` gets a scope that has a KvVariable in this graph.
 
-    TensorFlow finds its own variables there, and would leave the table empty without a word.
+    TensorFlow looks for its own variables there, and would silently leave the table empty.
     """
     items = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
     pairs = list(items)
@@ -163,9 +161,9 @@ def _refuse_scopes(call: Any, path: Any, assignment_map: Any, /) -> Any:
 
 
 def _found(name: str, reuse: Any) -> KvVariable | None:
-    """Returns the variable of a name, if the scope lets it be found."""
+    """Returns the variable of a name, if the scope permits finding it."""
     if tf.executing_eagerly() or tf.inside_function():
-        # Scopes that are made in eager mode reuse; one that TensorFlow made before need not say so.
+        # Scopes made in eager mode reuse; one that TensorFlow made earlier may not say so.
         found = _by_name.get(name)
     else:
         variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
@@ -184,7 +182,7 @@ def _found(name: str, reuse: Any) -> KvVariable | None:
 
 
 def _check_no_other(name: str) -> None:
-    """Raises ValueError where the graph has a variable of another kind by a name."""
+    """Raises ValueError if the graph has another kind of variable of a name."""
     if tf.executing_eagerly() or tf.inside_function():
         return
     taken = {f"{name}:0", f"{name}/part_0:0"}
@@ -201,7 +199,7 @@ def _check_no_other(name: str) -> None:
 
 
 def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -> None:
-    """Raises ValueError where a variable is not what a program asks for by its name."""
+    """Raises ValueError if an existing variable differs from the request."""
     has = (found.embedding_dim, found.key_dtype.name, found.dtype.name)
     wants = (has[0] if dim is None else _checked_dim(dim), keys.name, values.name)
     if has != wants:
@@ -212,9 +210,9 @@ def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -
 
 
 def _check_keeping(found: KvVariable, threshold: int, partitioner: Any) -> None:
-    """Raises ValueError where a variable admits or parts its keys in another way than asked for.
+    """Raises ValueError if a variable admits or partitions keys otherwise than requested.
 
-    What a program does not say is as it is.
+    Arguments left out always match.
     """
     has = found.enter_threshold
     if threshold and max(has, 1) != threshold:
@@ -261,7 +259,7 @@ def _table(
 
 
 def _num_partitions(partitioner: Any, dim: int, dtype: tf.DType) -> int | None:
-    """Returns how many partitions there are; None: it is not partitioned."""
+    """Returns the number of partitions; None: not partitioned."""
     if partitioner is None:
         return None
     counts = list(partitioner(shape=tf.TensorShape([_NUM_ROWS, dim]), dtype=dtype))
@@ -294,14 +292,14 @@ def _variable(
         ),
         "options": options,
     }
-    with tf.compat.v1.name_scope(None), tf.init_scope():  # named by variable scopes alone
+    with tf.compat.v1.name_scope(None), tf.init_scope():  # named by variable scopes only
         if count is None:
             return KvVariable(table, **arguments)
         return PartitionedKvVariable(table, **arguments, num_partitions=count)
 
 
 def _check_collected(name: str) -> None:
-    """Raises NotImplementedError where nothing collects the loss of a regularizer."""
+    """Raises NotImplementedError if nothing collects a regularizer's loss."""
     if tf.executing_eagerly() or tf.inside_function():
         raise NotImplementedError(
             f"A regularizer of {name!r} belongs to a TF1 graph, which collects its losses. Leave "
@@ -320,7 +318,7 @@ def _regularize(variable: KvVariable, regularizer: Callable[[Any], Any]) -> None
 
 
 def _forget(variable: KvVariable) -> None:
-    """Takes a variable out of all collections of its graph."""
+    """Removes a variable from all collections of its graph."""
     graph = variable.graph
     for key in graph.get_all_collection_keys():
         members = graph.get_collection_ref(key)
@@ -333,7 +331,7 @@ def _forget(variable: KvVariable) -> None:
 def _check_types(
     name: Any, trainable: Any, collections: Any, partitioner: Any, regularizer: Any
 ) -> None:
-    """Raises TypeError where one of them is of a wrong type, ValueError for an empty name."""
+    """Raises TypeError for a wrong type, ValueError for an empty name."""
     if not isinstance(name, str):
         raise TypeError(f"`name` must be a text. Received: name={name!r}.")
     if not name:
@@ -356,7 +354,7 @@ def _check_types(
 
 
 def _checked_key_dtype(dtype: Any) -> tf.DType:
-    """Returns the type of the keys. Python's int is int64."""
+    """Returns the key type. Python's int is int64."""
     key_dtype = tf.int64 if dtype is int else checked_dtype("key_dtype", dtype)
     if key_dtype not in _KEY_DTYPES:
         raise ValueError(
@@ -367,7 +365,6 @@ def _checked_key_dtype(dtype: Any) -> tf.DType:
 
 
 def _checked_value_dtype(dtype: Any) -> tf.DType:
-    """Returns the type of the rows."""
     value_dtype = checked_dtype("value_dtype", dtype)
     if value_dtype not in _VALUE_DTYPES:
         known = ", ".join(f"tf.{each.name}" for each in _VALUE_DTYPES)
@@ -376,7 +373,7 @@ def _checked_value_dtype(dtype: Any) -> tf.DType:
 
 
 def _checked_dim(embedding_dim: Any) -> int:
-    """Returns the length of a row; it may come as a list or TensorShape of one number."""
+    """Returns the length of a row, which may be a list or TensorShape of one number."""
     if isinstance(embedding_dim, tf.TensorShape):
         embedding_dim = embedding_dim.as_list()
     if isinstance(embedding_dim, (list, tuple)) and len(embedding_dim) == 1:
@@ -393,7 +390,6 @@ def _checked_dim(embedding_dim: Any) -> int:
 
 
 def _checked_threshold(enter_threshold: Any) -> int:
-    """Returns how often a key must have been seen to get a row."""
     if not is_integer(enter_threshold):
         raise TypeError(
             "`enter_threshold` must be an integer, how often a key must be seen to get a row. "
@@ -410,10 +406,9 @@ def _initial_value(initializer: Any, dim: int) -> Any:
     """Returns an initializer of the engine.
 
     Args:
-      initializer: of Keras, tf_keras or TensorFlow, its class, or a function that gives a tensor or
-        an initializer; None: Glorot's uniform; a tensor or array of one number, of `dim`, or of
-        rows (n, dim), of which a key takes one.
-      dim: elements of a row.
+      initializer: of Keras, tf_keras or TensorFlow, its class, or a function that returns a tensor
+        or an initializer; None: Glorot uniform; a tensor or array of one number, of `dim`, or of
+        rows (n, dim), of which each key takes one.
 
     Raises:
       ValueError: a tensor without a static shape, or of another shape.

@@ -1,4 +1,4 @@
-"""Histograms with fixed edges: those of several ranks add up, and two reports can be compared."""
+"""Histograms with fixed edges, which can be summed over ranks and compared between reports."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-# Seconds. A time is known to about a second, and to 1/128 of how long ago it was. Every second one
-# of them alone reads as well.
+# Seconds. Times are known to about a second, and to 1/128 of their age. Every second edge alone
+# reads well too.
 AGES = (
     *(1.0, 2.0, 5.0, 10.0, 30.0),
     *(float(_MINUTE * count) for count in (1, 2, 5, 10, 30)),
     *(float(_HOUR * count) for count in (1, 2, 6, 12)),
     *(float(_DAY * count) for count in (1, 3, 7, 14, 30, 90, 180, 365)),
 )
-# Ten in each power of ten, about 1.26 times the one before: the rows of a new table differ by less
-# than a power of ten.
+# Ten per power of ten, by factors of about 1.26: rows of a new table differ by less than a power of
+# ten.
 _DIGITS = ("1", "1.25", "1.6", "2", "2.5", "3.2", "4", "5", "6.3", "8")
 NORMS = tuple(float(f"{digits}e{power}") for power in range(-6, 6) for digits in _DIGITS)
-# Ranges that are shown: of a wider histogram several neighbors are one.
+# Displayed ranges: wider histograms merge neighbors.
 _MOST_SHOWN = 15
 _TOGETHER = (1, 2, 3, 5, 10, 20, 50, 100)
 
@@ -30,9 +30,9 @@ class Histogram(NamedTuple):
     Attributes:
       unit: of the edges: "s", or "" for none.
       edges: ascending.
-      counts: keys below the first edge, from each edge to below the next, and from the last one on:
+      counts: keys below the first edge, between edges (lower inclusive), and from the last one on:
         one more than edges.
-      others: keys that have no place among the edges, by what they are, such as "zero".
+      others: keys outside of all ranges, by reason, such as "zero".
     """
 
     unit: str
@@ -42,14 +42,10 @@ class Histogram(NamedTuple):
 
     @property
     def num_keys(self) -> int:
-        """Keys in it."""
         return sum(self.counts) + sum(self.others.values())
 
     def shown(self) -> list[tuple[str, int]]:
-        """Returns (range in words, keys) of all ranges from the first to the last with keys.
-
-        Where these would be more than 15, neighbors are shown as one range.
-        """
+        """Returns (range in words, keys) from the first to the last range with keys, at most 15."""
         for step in _TOGETHER:
             edges, counts = self._with_every(step)
             used = [i for i, count in enumerate(counts) if count]
@@ -66,24 +62,24 @@ class Histogram(NamedTuple):
         return some + list(zip(ranges[span], counts[span], strict=True))
 
     def _with_every(self, step: int) -> tuple[tuple[float, ...], list[int]]:
-        """Returns edges and counts with every so manieth edge only, from the first on."""
+        """Keeps every `step`-th edge, from the first on."""
         starts = range(1, len(self.counts), step)
         sums = [sum(self.counts[start : start + step]) for start in starts]
         return self.edges[::step], [self.counts[0], *sums]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns values that JSON knows."""
+        """Returns JSON values."""
         return {**self._asdict(), "edges": list(self.edges), "counts": list(self.counts)}
 
     @classmethod
     def of_dict(cls, given: dict[str, Any]) -> "Histogram":
-        """Returns the histogram of which `as_dict` gave this."""
+        """Inverts `as_dict`."""
         edges, counts = tuple(given["edges"]), tuple(given["counts"])
         return cls(given["unit"], edges, counts, dict(given["others"]))
 
     @classmethod
     def sum_of(cls, parts: "Sequence[Histogram]") -> "Histogram":
-        """Returns the sum of several with the same edges, at least one."""
+        """Sums at least one histogram, all with the same edges."""
         counts = tuple(map(sum, zip(*(part.counts for part in parts), strict=True)))
         names = dict.fromkeys(name for part in parts for name in part.others)
         others = {name: sum(part.others.get(name, 0) for part in parts) for name in names}
@@ -91,11 +87,10 @@ class Histogram(NamedTuple):
 
 
 class Counting:
-    """A histogram that is being made, piece by piece.
+    """A histogram being filled.
 
     Args:
-      unit, edges: as of Histogram.
-      others: what keys without a place are.
+      others: reasons for keys outside of all ranges.
     """
 
     def __init__(self, unit: str, edges: Sequence[float], others: Sequence[str]) -> None:
@@ -104,12 +99,7 @@ class Counting:
         self._others = dict.fromkeys(others, 0)
 
     def add(self, numbers: np.ndarray, **others: np.ndarray) -> None:
-        """Counts keys.
-
-        Args:
-          numbers: (n,) float64.
-          others: (n,) bool by name, keys that are counted as such instead; of each key one at most.
-        """
+        """Counts numbers (n,) float64; where one of `others` (n,) bool is set, by its name."""
         has_place = np.ones(numbers.shape, bool)
         for name, are_such in others.items():
             self._others[name] += int(np.count_nonzero(are_such))
@@ -118,13 +108,12 @@ class Counting:
         self._counts += np.bincount(at, minlength=self._counts.size)
 
     def histogram(self) -> Histogram:
-        """Returns what was counted."""
         edges, counts = tuple(self._edges.tolist()), tuple(self._counts.tolist())
         return Histogram(self._unit, edges, counts, self._others)
 
 
 class CountingNorms(Counting):
-    """Counts the lengths (L2 norms) of rows."""
+    """Counts L2 norms of rows."""
 
     def __init__(self) -> None:
         super().__init__("", NORMS, ("zero", "not_finite"))
@@ -135,14 +124,14 @@ class CountingNorms(Counting):
 
 
 class CountingAges(Counting):
-    """Counts how long before the last lookup of a table its keys were last seen."""
+    """Counts the ages of keys: from when each was last seen to the table's last lookup."""
 
     def __init__(self, last: float) -> None:
         super().__init__("s", AGES, ("never_seen",))
         self._last = last
 
     def add_times(self, times: np.ndarray) -> None:
-        """Counts times (n,) float64, in seconds since 1970; 0: no lookup has seen the key."""
+        """Counts times (n,) float64, in seconds since 1970; 0: never seen."""
         self.add(np.maximum(self._last - times, 0.0), never_seen=times == 0)
 
 

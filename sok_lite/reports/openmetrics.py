@@ -1,7 +1,7 @@
-"""Numbers of tables as OpenMetrics text, which Prometheus and others read.
+"""Table statistics as OpenMetrics text, for Prometheus and others.
 
-Names and units follow https://prometheus.io/docs/practices/naming. A label is a table, a rank, or
-one of a few words, never a key: each value of a label is a time series of its own.
+Names and units follow https://prometheus.io/docs/practices/naming. Labels are tables, ranks, or one
+of a few words, never keys: each label value is a time series of its own.
 """
 
 import re
@@ -30,18 +30,11 @@ _SINCE = "since the table was made, cleared or wholly loaded"
 
 
 class Family(NamedTuple):
-    """A metric.
+    """A metric."""
 
-    Attributes:
-      name: without "_total".
-      kind: "gauge" or "counter".
-      unit: in which it is, with which the name ends; "": none.
-      help: what it is.
-    """
-
-    name: str
-    kind: str
-    unit: str
+    name: str  # without "_total"
+    kind: str  # "gauge" or "counter"
+    unit: str  # suffix of the name, or ""
     help: str
 
 
@@ -81,7 +74,7 @@ _PROBES = Family(
 _LONGEST = Family(
     "sok_index_probe_lines_max", "gauge", "", "Lines of slots that a search reads, at most."
 )
-# Of all tables of the process together: those of one call share its time and its messages.
+# Over all tables of the process: tables of one call share its time and messages.
 _CALLS = Family("sok_calls", "counter", "", f"Calls from TensorFlow, by kind, {_OF_PROCESS}.")
 _CALL_SECONDS = Family(
     "sok_call_seconds",
@@ -118,22 +111,22 @@ _INPUT_WAIT = Family(
 _LAST_STEP = Family(
     "sok_last_step_timestamp_seconds", "gauge", "seconds", "When the last one of them ended."
 )
-# Its labels are those of the last dump, which it stands for in an alert until there is one.
+# Labeled like the last dump, which it replaces in alerts until there is one.
 START = Family(
     "sok_process_start_time_seconds", "gauge", "seconds", "When the process imported sok_lite."
 )
-# A gauge, since readers of the older text format know no type "info".
+# A gauge, because readers of the older text format do not know type "info".
 _BUILD = Family("sok_build_info", "gauge", "", "1, with the version of sok_lite.")
 
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-# Of ours, and those that Prometheus gives to what it scrapes: it renames what comes with them.
+# Our labels, and those that Prometheus adds to scraped samples: it renames conflicting ones.
 _TAKEN = {"table", "rank", "result", "reason", "part", "tier", "call", "content", "version"}
 _TAKEN |= {"job", "instance"}
 
 
 class Sample(NamedTuple):
-    """A number: of which metric, with which labels beside the table, if it is of one, and rank."""
+    """A number of a metric, with its labels besides table and rank."""
 
     family: Family
     value: float
@@ -141,7 +134,7 @@ class Sample(NamedTuple):
 
 
 def samples_of(table: EmbeddingTable) -> list[Sample]:
-    """Returns the numbers of a table of this rank, as of now. It reads the index, and no row."""
+    """Returns the current numbers of a table on this rank. It reads the index, and no row."""
     if table.var_type == "remote":
         return [Sample(_KEYS, table.size, {})]
     numbers = table.statistics()
@@ -153,7 +146,7 @@ def samples_of(table: EmbeddingTable) -> list[Sample]:
         "no_row": numbers.not_updated_total,
     }
     looked_up = {"found": numbers.found_total, "missed": numbers.missed_total}
-    # "rows far" is rows in the tier far; the index is near, and texts are Python's.
+    # "rows far" is in the far tier; the index is near, and texts are in Python's memory.
     used = memory_of(table).items()
     memory = [
         ((*name.split(), "host" if name == "texts" else "near")[:2], size) for name, size in used
@@ -176,7 +169,7 @@ def samples_of(table: EmbeddingTable) -> list[Sample]:
 
 
 def samples_of_process() -> list[Sample]:
-    """Returns the numbers of what this process has done, as of now."""
+    """Returns the current numbers of this process."""
     calls = {"lookup": LOOKUPS, "gradient": GRADIENTS, "update": UPDATES}
     sent = {"keys": SENT_KEYS, "rows": SENT_ROWS, "gradients": SENT_GRADIENTS}
     last = [] if DUMPS.last is None else [Sample(_LAST_DUMP, DUMPS.last, {})]
@@ -201,8 +194,7 @@ def samples_of_process() -> list[Sample]:
 def checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
     """Returns labels that a program adds to all numbers.
 
-    Raises:
-      TypeError, ValueError: a name or text is none, or the name has a meaning already.
+    TypeError, ValueError: an invalid name or text, or a reserved name.
     """
     for name, text in dict(labels or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
@@ -229,13 +221,7 @@ def openmetrics(
     of_process: Sequence[Sample] = (),
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the text of a rank.
-
-    Args:
-      of_tables: name and numbers of each table.
-      of_process: numbers of all of them together.
-      more: labels of all numbers, of `checked_labels`.
-    """
+    """Returns the text of a rank: numbers by table name, of the process, and labels for all."""
     of_all = {"rank": str(rank), **(more or {})}
     lines: dict[Family, list[str]] = {}
     for name, samples in of_tables:

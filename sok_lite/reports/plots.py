@@ -1,4 +1,4 @@
-"""Plots of reports, by matplotlib: `pip install "sok_lite[plots]"`."""
+"""Plots of reports with matplotlib: `pip install "sok_lite[plots]"`."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -9,8 +9,8 @@ from sok_lite.reports.report import Report, histograms_of
 
 __all__ = ["growth", "histograms"]
 
-_WIDTH, _HEIGHT = 6.0, 3.2  # inches, of one plot
-# Of an axis, the largest first.
+_WIDTH, _HEIGHT = 6.0, 3.2  # inches per plot
+# Axis units, the largest first.
 _TIMES = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _SIZES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
 _LABELS = {
@@ -20,16 +20,16 @@ _LABELS = {
 
 
 def histograms(report: Report) -> Any:
-    """Draws the histograms of a report: ages of keys and norms of rows, a line of plots a table.
+    """Plots the histograms of a report: ages of keys and norms of rows, one line per table.
 
     Args:
-      report: of `sok_lite.report`.
+      report: from `sok_lite.report`.
 
     Returns:
-      A matplotlib Figure. The last line of a notebook's cell shows it, and `savefig` writes it.
+      A matplotlib Figure. A notebook shows it as the last line of a cell; `savefig` writes it.
 
     Raises:
-      ImportError: there is no matplotlib. ValueError: the report has no histograms.
+      ImportError: matplotlib is not installed. ValueError: the report has no histograms.
     """
     of_tables = {table.name: list(histograms_of(table)) for table in report.tables}
     drawn = {name: found for name, found in of_tables.items() if found}
@@ -49,17 +49,17 @@ def histograms(report: Report) -> Any:
 
 
 def growth(reports: Sequence[Report]) -> Any:
-    """Draws how keys and bytes of tables have grown from report to report.
+    """Plots how keys and bytes of tables grow from report to report.
 
     Args:
-      reports: of `sok_lite.report`, in the order in which they were made; at least one.
+      reports: from `sok_lite.report`, in order of time; at least one.
 
     Returns:
-      A matplotlib Figure, whose axes have units by what there is: seconds to days since the first
-      report, bytes to TiB. The last line of a notebook's cell shows it, and `savefig` writes it.
+      A matplotlib Figure with units from seconds to days since the first report, and bytes to TiB.
+      A notebook shows it as the last line of a cell; `savefig` writes it.
 
     Raises:
-      ImportError: there is no matplotlib. TypeError: it is one report. ValueError: there are none.
+      ImportError: matplotlib is not installed. TypeError: a single report. ValueError: no reports.
     """
     if isinstance(reports, Report):
         raise TypeError(
@@ -92,7 +92,7 @@ def growth(reports: Sequence[Report]) -> Any:
 
 
 def _unit(units: Sequence[tuple[str, float]], most: float) -> tuple[str, float]:
-    """Returns the largest unit of which there are two or more, else the smallest."""
+    """Returns the largest unit with a value of at least 2, else the smallest."""
     return next((unit for unit in units if most >= 2 * unit[1]), units[-1])
 
 
@@ -111,7 +111,7 @@ def _figure(num_lines: int, num_columns: int) -> tuple[Any, Any]:
     figure, axes = pyplot.subplots(
         num_lines, num_columns, figsize=size, squeeze=False, layout="constrained"
     )
-    pyplot.close(figure)  # else a notebook shows it twice: by itself, and as what a cell returns
+    pyplot.close(figure)  # otherwise a notebook shows it twice: by itself, and as a cell's result
     return figure, axes
 
 

@@ -1,7 +1,7 @@
-"""Reports: the content of tables, what has happened to their keys, and how ranks share them.
+"""Reports: the content of tables, the history of their keys, and the balance of ranks.
 
-A report is numbers, for programs; text, for terminals; and HTML, for notebooks and files: no
-script, no other file, colors of the page.
+A report has numbers, for programs; text, for terminals; and HTML, for notebooks and files: no
+script, no other file, in the page's colors.
 """
 
 import json
@@ -18,13 +18,13 @@ from sok_lite.engine.table.summary import as_bytes
 from sok_lite.reports.histogram import Histogram
 from sok_lite.reports.text import counted
 
-# Counters of a table that a report sums, as in `Statistics` without "_total".
+# Summed counters of a table, named as in `Statistics` without "_total".
 COUNTERS = ("found", "missed", "inserted", "evicted", "erased", "refused", "not_admitted")
 
 _LETTERS = 30  # of the longest bar of a text
 
-# Of a part of any page, such as a notebook: no color but that of its text. Every name begins with
-# "sok-", so that nothing else on the page is meant.
+# For a part of any page, such as a notebook: no color of its own. The prefix "sok-" keeps names
+# from clashing with the page's.
 _STYLE = """
 .sok-report { max-width: 56rem }
 .sok-report table { border-collapse: collapse; margin: .5rem 0 1rem }
@@ -41,7 +41,7 @@ _STYLE = """
 .sok-report .sok-bars div { height: .8em; margin-top: .35em; background: currentColor;
   opacity: .75; min-width: 1px; print-color-adjust: exact; -webkit-print-color-adjust: exact }
 """
-# Of a page of its own: the colors and measures of the documentation's site, light or dark.
+# For a page of its own: colors and measures of the documentation's site, light or dark.
 _PAGE_STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --text: rgba(0, 0, 0, .87);
   --soft: rgba(0, 0, 0, .54); --line: rgba(0, 0, 0, .12); --head: #4051b5; --link: #4051b5 }
@@ -70,22 +70,22 @@ a { color: var(--link) }
 
 
 class TableReport(NamedTuple):
-    """The report of one table: of a rank, or of all ranks together. None: not known.
+    """The report of one table, of a rank or of all ranks. None: not known.
 
     Attributes:
       name, dim, dtype, key_type, var_type: of the table.
       keys: number of keys with a row.
-      pending: number of keys that were seen, but not often enough to have a row; 0: there are none.
+      pending: number of keys that were not seen often enough to have a row.
       capacity: slots of the index.
-      counts: by name of COUNTERS, since the table was made, cleared or wholly loaded.
-      near_seen, seen: number of recent accesses, by lookups, of keys whose row is in the fast tier
-        now, and of all keys; older lookups count less. None: the table has one tier.
+      counts: by name in COUNTERS, since the table was made, cleared or fully loaded.
+      near_seen, seen: recent lookups of keys whose row is in the fast tier now, and of all keys;
+        older ones count less. None: one tier.
       memory: bytes by part: "index", and rows and optimizer states by tier, such as "rows near",
-        "states far" and "rows file"; "texts" where they are kept. Of a checkpoint: bytes by column.
-      reserved_bytes: allocated for rows and states, those in use included.
-      ages: how long before the last lookup of the table its keys were last seen.
-      norms: lengths (L2 norms) of the rows.
-      keys_of_ranks, bytes_of_ranks: of each rank, in its order.
+        "states far" and "rows file"; "texts" if kept. For a checkpoint: bytes by column.
+      reserved_bytes: allocated for rows and states, used or not.
+      ages: from when keys were last seen to the last lookup of the table.
+      norms: L2 norms of the rows.
+      keys_of_ranks, bytes_of_ranks: by rank.
     """
 
     name: str
@@ -113,29 +113,29 @@ class TableReport(NamedTuple):
 
     @property
     def hit_rate(self) -> float | None:
-        """The share of the looked up keys that had a row; None: there was no lookup.
+        """The share of looked-up keys that had a row; None without lookups.
 
-        Compare it between jobs of equally many ranks: repeated keys of a call count on one rank
-        alone, see `Statistics.found_total`.
+        Compare it only between jobs of equally many ranks: repeated keys of a call count on one
+        rank only, see `Statistics.found_total`.
         """
         counts = self.counts or {}
         return _share(counts.get("found"), counts.get("found", 0) + counts.get("missed", 0))
 
     @property
     def near_share(self) -> float | None:
-        """The share of recent accesses to keys whose row is in the fast tier now."""
+        """Hit rate of the fast tier: the share of recent lookups of keys whose row is there now."""
         return _share(self.near_seen, self.seen)
 
     @property
     def balance(self) -> float | None:
-        """Keys of the rank with most keys, over the mean of all ranks; None: there is one rank."""
+        """Keys of the fullest rank over the mean of all ranks; None for one rank."""
         if len(self.keys_of_ranks) < 2:
             return None
         mean = sum(self.keys_of_ranks) / len(self.keys_of_ranks)
         return _share(max(self.keys_of_ranks), mean)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the numbers and what follows from them: values that JSON knows."""
+        """Returns all numbers, derived ones too, as JSON values."""
         found = {
             name: value.as_dict() if isinstance(value, Histogram) else value
             for name, value in self._asdict().items()
@@ -146,7 +146,7 @@ class TableReport(NamedTuple):
 
     @classmethod
     def of_dict(cls, given: dict[str, Any]) -> "TableReport":
-        """Returns the report of which `as_dict` gave this."""
+        """Inverts `as_dict`."""
         fields = {name: given[name] for name in cls._fields}
         for name in ("ages", "norms"):
             if fields[name] is not None:
@@ -157,9 +157,9 @@ class TableReport(NamedTuple):
 
     @classmethod
     def sum_of(cls, parts: "Sequence[TableReport]") -> "TableReport":
-        """Returns the report of all ranks, of that of each, in their order."""
+        """Combines the reports of all ranks, in order."""
         first, *others = parts
-        if not others or first.var_type == "remote":  # whose rows are of all ranks
+        if not others or first.var_type == "remote":  # its rows belong to all ranks
             return first
         return first._replace(
             keys=sum(part.keys for part in parts),
@@ -184,10 +184,10 @@ class Report:
     It contains no keys.
 
     Attributes:
-      tables: of each its TableReport, of all ranks together.
-      ranks: number of ranks that have the tables.
-      time: when it was made, in seconds since 1970.
-      source: the path of a checkpoint; "": of tables that are in memory.
+      tables: a TableReport per table, over all ranks.
+      ranks: number of ranks with the tables.
+      time: creation time, in seconds since 1970.
+      source: path of the checkpoint; "" for tables in memory.
     """
 
     tables: tuple[TableReport, ...]
@@ -196,11 +196,7 @@ class Report:
     source: str = ""
 
     def __getitem__(self, name: str) -> TableReport:
-        """Returns the report of a table.
-
-        Raises:
-          KeyError: there is no such table.
-        """
+        """Returns the report of a table. KeyError: there is no such table."""
         for table in self.tables:
             if table.name == name:
                 return table
@@ -208,22 +204,22 @@ class Report:
         raise KeyError(f"There is no table {name!r} in the report. It has: {names}.")
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all numbers: dicts, lists, texts and numbers, as JSON knows them."""
+        """Returns all numbers as JSON values: dicts, lists, strings and numbers."""
         tables = [table.as_dict() for table in self.tables]
         return {"source": self.source, "time": self.time, "ranks": self.ranks, "tables": tables}
 
     def to_json(self) -> str:
-        """Returns the numbers of `as_dict` as JSON."""
+        """Returns `as_dict` as JSON."""
         return json.dumps(self.as_dict(), indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Report":
-        """Returns the report of which `to_json` gave this, or `sok-lite report --json`.
+        """Returns a report from the text of `to_json` or `sok-lite report --json`.
 
-        So today's report can be compared with those of before; plots take it as well.
+        Use it to compare reports over time, and for plots.
 
         Raises:
-          ValueError: it is no such text, or lacks a number that reports of this version have.
+          ValueError: not such a text, or it lacks a number of this version's reports.
         """
         try:
             given = parsed(text)
@@ -236,15 +232,15 @@ class Report:
             ) from error
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page of HTML into a file, which needs no other file and no script.
+        """Writes an HTML page without further files or scripts.
 
-        With several ranks the report is the same on each: have one of them write it.
+        On several ranks the report is the same: let one rank write it.
 
         Args:
-          path: of the file; one that is there is replaced.
+          path: of the file, which is replaced.
 
         Raises:
-          ValueError: the path is no local one. OSError: it cannot be written.
+          ValueError: the path is not local. OSError: it cannot be written.
         """
         write_file(path, report_page(self).encode())
 
@@ -277,7 +273,6 @@ def _sum_of_histograms(parts: Sequence[Histogram | None]) -> Histogram | None:
 
 
 def _report_text(report: Report) -> str:
-    """Returns all that a report says."""
     lines = [_heading(report)]
     for table in report.tables:
         lines += ["", f"table {table.name!r}"]
@@ -288,7 +283,7 @@ def _report_text(report: Report) -> str:
 
 
 def _heading(report: Report) -> str:
-    """Returns the first line: what it is of, when it was made, how much there is."""
+    """Returns the first line: source, time and size."""
     made = datetime.fromtimestamp(report.time, timezone.utc)
     counts = [counted(len(report.tables), "table"), counted(report.ranks, "rank")]
     total = sum(table.num_bytes for table in report.tables)
@@ -297,7 +292,7 @@ def _heading(report: Report) -> str:
 
 
 def facts_of(table: TableReport) -> list[tuple[str, str]]:
-    """Returns (name, text) of what is known of a table, but for its histograms."""
+    """Returns (name, text) of everything known about a table except histograms."""
     kind = f"{table.key_type}, rows of {table.dim} x {table.dtype}, {table.var_type}"
     facts = [("keys", f"{table.keys:,} of {kind}")]
     if table.pending:
@@ -334,7 +329,7 @@ def facts_of(table: TableReport) -> list[tuple[str, str]]:
 
 
 def histograms_of(table: TableReport) -> Iterator[tuple[str, Histogram]]:
-    """Yields (what it counts, histogram) of those that a table has."""
+    """Yields (what it counts, histogram) of a table's histograms."""
     if table.ages is not None:
         yield "age: how long before the last lookup a key was last seen", table.ages
     if table.norms is not None:
@@ -345,7 +340,7 @@ def _bars(histogram: Histogram) -> list[str]:
     shown = _shown(histogram)
     most = max((count for _, count in shown), default=1)
     width = max((len(name) for name, _ in shown), default=0)
-    # Plain letters: not every terminal and no log has blocks.
+    # ASCII: not every terminal and log has block characters.
     return [
         f"    {name:<{width}}  {'#' * -(-_LETTERS * count // most):<{_LETTERS}} {count:,}"
         for name, count in shown
@@ -361,7 +356,7 @@ def _report_html(report: Report) -> str:
 
 
 def report_page(report: Report) -> str:
-    """Returns a whole page, for a file: no script, and nothing that is anywhere else."""
+    """Returns a complete page, without scripts and external files."""
     what, _, facts = _heading(report).rpartition(" at ")
     parts = [f"<h1>{escape(what)}</h1><p>{escape(facts)}</p>"]
     if len(report.tables) > 1:
@@ -378,7 +373,7 @@ def report_page(report: Report) -> str:
 
 
 def _overview(tables: Sequence[TableReport]) -> str:
-    """Returns a table with a line for each table, whose name leads to it."""
+    """Returns a table with a line for each table, linked by name."""
     names = ("keys", "memory", "hit rate", "evicted")
     heads = "".join(f'<th class="sok-number">{name}</th>' for name in names)
     lines = []
@@ -399,7 +394,7 @@ def _overview(tables: Sequence[TableReport]) -> str:
 
 
 def _table_html(table: TableReport) -> str:
-    """Returns what is known of a table: its facts, and bars."""
+    """Returns the facts of a table, and bars."""
     cells = [
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
         for name, text in facts_of(table)
@@ -420,12 +415,7 @@ def _bar(share: float) -> str:
 
 
 def _bars_html(title: str, rows: list[tuple[str, int]], as_text: Callable[[int], str]) -> str:
-    """Returns bars, one below the other, each with its name and number: a table without style.
-
-    Args:
-      rows: (name, number) of each.
-      as_text: a number -> text.
-    """
+    """Returns named bars with numbers, one below the other, readable without style."""
     most = max((number for _, number in rows), default=0)
     drawn = [
         f'<tr><th scope="row">{escape(name)}</th>'

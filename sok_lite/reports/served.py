@@ -1,4 +1,4 @@
-"""Numbers of a process that serves checkpoints by `open_readonly`, as OpenMetrics text."""
+"""Statistics of a process that serves checkpoints by `open_readonly`, as OpenMetrics text."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,9 @@ _AGE = Family(
 
 
 def served_in(tables: Any) -> list[ReadonlyTables]:
-    """Returns the checkpoints that an argument of `sok_lite.metrics` names; [] where it is of live
-    tables.
+    """Returns the checkpoints in an argument of `sok_lite.metrics`; [] for live tables.
 
-    Raises:
-      TypeError: it names some, and something else.
+    TypeError: both are mixed.
     """
     items = [tables] if isinstance(tables, ReadonlyTables) else tables
     if not isinstance(items, (list, tuple)):
@@ -39,11 +37,7 @@ def served_in(tables: Any) -> list[ReadonlyTables]:
 def prometheus_of_served(
     served: Sequence[ReadonlyTables], labels: Mapping[str, str] | None = None
 ) -> str:
-    """Returns the numbers of checkpoints that are open.
-
-    Raises:
-      TypeError, ValueError: as `sok_lite.metrics.prometheus`.
-    """
+    """Returns the numbers of open checkpoints; raises as `sok_lite.metrics.prometheus`."""
     more = checked_labels(labels)
     counts = Counter(name for tables in served for name in tables)
     repeated = [name for name, count in counts.items() if count > 1]

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus over HTTP: a port in each process, whatever else runs on the host."""
+"""Metrics for Prometheus over HTTP: one port per process, whatever else runs on the host."""
 
 import errno
 import logging
@@ -11,17 +11,15 @@ from sok_lite.reports.openmetrics import CONTENT_TYPE
 
 _log = logging.getLogger("sok_lite")
 _MOST_PORTS = 100  # that are tried
-_of_process: WeakSet[ThreadingHTTPServer] = WeakSet()  # those that were closed among them
+_of_process: WeakSet[ThreadingHTTPServer] = WeakSet()  # closed ones included
 
 
 def serve_text(text: Callable[[], str], host: str, port: int, whose: str) -> ThreadingHTTPServer:
-    """Answers each GET with a text, from threads that end with the process.
+    """Serves a text for each GET, from threads that end with the process.
 
     Args:
-      text: called for each request, from any thread.
-      host: address to listen at; "": at all of the machine.
-      port: the one to try first; where it is taken the next 99 are. 0: any that is free.
-      whose: for the log.
+      host: address to listen at; "": all of the machine.
+      port: the first to try, then the next 99. 0: any free port.
 
     Returns:
       The server: `server_port` is its port, `shutdown()` and `server_close()` end it.
@@ -40,7 +38,7 @@ def serve_text(text: Callable[[], str], host: str, port: int, whose: str) -> Thr
             self.wfile.write(body)
 
         def log_message(self, *args: object) -> None:
-            """Says nothing: else a line on stderr for each request."""
+            """Suppresses the line on stderr per request."""
 
     end = min(port + _MOST_PORTS, 1 << 16)
     for each in range(port, end):

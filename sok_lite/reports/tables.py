@@ -1,4 +1,4 @@
-"""The report of a table: of this rank's part in memory, in which nothing changes, or in a file."""
+"""The report of a table: of this rank's part in memory, or of a file. It changes nothing."""
 
 from functools import partial
 from typing import Any
@@ -15,19 +15,19 @@ from sok_lite.engine.table.exclusive import alone
 from sok_lite.reports.histogram import CountingAges, CountingNorms, Histogram
 from sok_lite.reports.report import COUNTERS, TableReport
 
-# Of all arrays of a piece together; what else NumPy and CuPy make on the way is less than that.
+# Bytes of all arrays of a piece; temporary arrays of NumPy and CuPy take less.
 _PIECE_BYTES = 16 << 20
-_SLOT_BYTES = 64  # of a key, its row number and what is known of it
+_SLOT_BYTES = 64  # a key, its row number and facts
 
-# What a report reads; how many bytes the others have is known without.
+# The columns a report reads; bytes of others are known without reading.
 READ_COLUMNS = ("values", "stamps")
 
 
 def report_of(table: EmbeddingTable) -> TableReport:
     """Returns the report of a table.
 
-    It reads every row, in pieces of some megabytes; other threads wait for the table meanwhile. Of
-    a table whose rows are not in this process only the size is known.
+    It reads every row, in pieces of some megabytes; other threads wait for the table meanwhile. For
+    a table whose rows are in another process, only the size is known.
     """
     if table.var_type == "remote":
         return _bare(table, table.size)
@@ -35,10 +35,7 @@ def report_of(table: EmbeddingTable) -> TableReport:
 
 
 def memory_of(table: EmbeddingTable) -> dict[str, int]:
-    """Returns the bytes in use by part: "index", and "rows" and "states" by tier: "rows near".
-
-    Of a table that keeps texts "texts" as well.
-    """
+    """Returns bytes in use by part: "index", "rows near" and so on by tier, "texts" if kept."""
     store, tiers = table.store, table.store.tier_bytes()
     memory = {"index": table.index_bytes}
     far = "file" if store.has_far_file else "far"
@@ -55,7 +52,7 @@ def memory_of(table: EmbeddingTable) -> dict[str, int]:
 
 
 def _squares_of(xp: Any, rows: Array, kind: RowDtype) -> Array:
-    """Returns the squared L2 norms of rows (n, dim) of a storage dtype, (n,) float64."""
+    """Returns squared L2 norms (n,) float64 of rows (n, dim) of a storage dtype."""
     if kind.name == "bfloat16":
         rows = kind.to_float32(xp, rows)
     wide = rows.astype(np.float64)
@@ -89,7 +86,7 @@ def _report_of(table: EmbeddingTable) -> TableReport:
     numbers, store, to_host = table.statistics(), table.store, table.backend.to_host
     spans = table.clock.spans
     ages, norms = CountingAges(spans.ends[-1] if spans.ends else 0.0), CountingNorms()
-    # A row as it is stored, as float32 and as float64.
+    # A row as stored, as float32 and as float64.
     row_bytes = store.column("value").row_bytes + 12 * table.dim
     num_slots = max(1, _PIECE_BYTES // (row_bytes + _SLOT_BYTES))
     for entries in pieces(table, num_slots):
@@ -113,13 +110,9 @@ def _report_of(table: EmbeddingTable) -> TableReport:
 
 
 def report_of_source(source: Source, keys_of_ranks: tuple[int, ...]) -> TableReport:
-    """Returns the report of a table in a file. It reads each of its rows once.
+    """Returns the report of a table in a file, reading each row once.
 
-    Args:
-      keys_of_ranks: of each rank that wrote it; (): nobody knows.
-
-    Raises:
-      OSError, ValueError: it cannot be read, or is corrupt.
+    `keys_of_ranks` may be () if unknown. OSError, ValueError: it cannot be read, or is corrupt.
     """
     columns = {column.name: source.num_keys * column.row_bytes for column in columns_of(source)}
     key_bytes = sum(column.row_bytes for column in columns_of(source))
@@ -155,7 +148,7 @@ def _norms(source: Source) -> Histogram:
 
 
 def clock_of(source: Source) -> Clock | None:
-    """Returns the clock of a table in a file; None: the file does not say when lookups were."""
+    """Returns the clock of a table in a file, or None if it has no times."""
     facts: dict[str, Any] = dict(source.about.facts)
     if not facts.get("spans", {}).get("numbers"):
         return None
@@ -165,7 +158,7 @@ def clock_of(source: Source) -> Clock | None:
 
 
 def _ages(source: Source) -> Histogram | None:
-    """Returns the ages of keys; None: the file does not say when they were seen."""
+    """Returns the ages of keys, or None if unknown."""
     clock = clock_of(source)
     if "stamps" not in source.columns or clock is None:
         return None

@@ -1,4 +1,4 @@
-"""The arguments of `DynamicVariable`, checked before anything is made."""
+"""Checks the arguments of `DynamicVariable` before anything is made."""
 
 import warnings
 from collections.abc import Iterable
@@ -12,9 +12,8 @@ from sok_lite.engine.dtypes import RowDtype, check_integer, is_integer, row_dtyp
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
 from sok_lite.engine.table.hkv_options import HkvOptions, refuse_option_of_hybrid, rounded_up
 
-# SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
-# programs pass them to either: that is warned of. `init_capacity` is honoured, with no effect on
-# results.
+# SOK's options for its "hybrid" table. SOK ignores them for "hbm", so programs pass them to both:
+# for "hbm" they only warn. `init_capacity` is used, without an effect on results.
 _SOK_OPTIONS = frozenset(
     {
         *("init_capacity", "max_capacity", "max_hbm_for_vectors", "max_load_factor"),
@@ -40,11 +39,10 @@ def checked_dimension(dimension: Any) -> int:
 
 
 def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of the table of that kind among keyword arguments.
+    """Returns the table options among keyword arguments.
 
-    Raises:
-      TypeError: an unknown one, or one of a wrong type.
-      ValueError: one out of range, or one that "hbm" has not and SOK neither.
+    TypeError: an unknown option, or one of a wrong type. ValueError: out of range, or an option
+    that "hbm" does not have in SOK either.
     """
     if var_type not in ("hbm", "hybrid"):
         raise ValueError(f"`var_type` must be 'hbm' or 'hybrid'. Received: var_type={var_type!r}.")
@@ -76,7 +74,7 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warn_of_ignored(names: Iterable[str]) -> None:
-    """Warns of options without an effect, of each once in a program."""
+    """Warns once per program of each option without an effect."""
     new = [name for name in names if name not in _warned_of]
     if new:
         _warned_of.update(new)
@@ -89,10 +87,9 @@ def _warn_of_ignored(names: Iterable[str]) -> None:
 
 
 def plain_initializer(initializer: Any) -> Any:
-    """Returns an initializer that the engine knows; a tensor or variable is its one number.
+    """Converts a tensor or variable of one repeated number to that number.
 
-    Raises:
-      ValueError: its elements differ, or there are none, or they are not known yet.
+    ValueError: its elements differ, are missing, or not yet known.
     """
     if initializer is None:
         return ""
@@ -111,7 +108,7 @@ def plain_initializer(initializer: Any) -> Any:
 
 
 def checked_mode(mode: Any) -> int:
-    """Returns the rank of "localized:<rank>", or -1 for a table spread over all ranks."""
+    """Returns the rank of "localized:<rank>", or -1 for a distributed table."""
     if mode is None or mode == "distributed":
         return -1
     if isinstance(mode, str) and mode.startswith("localized:") and mode[10:].isdigit():
@@ -123,10 +120,9 @@ def checked_mode(mode: Any) -> int:
 
 
 def checked_owner(mode: Any, partitioner: Any) -> OwnerRule:
-    """Returns the rule that says which rank owns a key.
+    """Returns the rule for owner ranks.
 
-    Raises:
-      ValueError: `partitioner` is no such thing, or there is one for a table on one rank.
+    ValueError: an invalid `partitioner`, or one for a localized table.
     """
     rank = checked_mode(mode)
     if rank >= 0 and partitioner is not None:
@@ -154,10 +150,9 @@ def dtype_name(dtype: Any, default: str, argument: str) -> str:
 
 
 def checked_gradient_dtype(dtype: Any) -> bool:
-    """Returns whether gradients travel as bfloat16, and not as float32.
+    """Returns whether gradients are sent as bfloat16, not float32.
 
-    Raises:
-      TypeError: no dtype. ValueError: another one.
+    TypeError: not a dtype. ValueError: another one.
     """
     name = dtype_name(dtype, "float32", "gradient_dtype")
     if name not in ("float32", "bfloat16"):
@@ -169,10 +164,9 @@ def checked_gradient_dtype(dtype: Any) -> bool:
 
 
 def checked_row_dtype(dtype: Any) -> RowDtype:
-    """Returns the format of a variable's rows: one of the three that SOK has.
+    """Returns the format of a variable's rows, one of SOK's three.
 
-    Raises:
-      TypeError: no dtype. ValueError: another one.
+    TypeError: not a dtype. ValueError: another one.
     """
     name = dtype_name(dtype, "float32", "dtype")
     if name not in _ROW_DTYPES:

@@ -1,4 +1,4 @@
-"""`Autosave`: saves in a training loop of the program's own."""
+"""`Autosave`: saves in a custom training loop."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,36 +12,35 @@ from sok_lite.engine.dtypes import is_integer
 
 
 class Autosave:
-    """Saves in a training loop of the program's own: every so often, and when a job is ended.
+    """Saves in a custom training loop, at intervals and when the job is terminated.
 
-    It is a `with` block around the loop, which calls `after` behind each step. All ranks save after
-    the same step, whoever of them has the reason:
+    Use it as a context around the loop, which calls `after` after each step. All ranks save after
+    the same step, whichever of them has the reason:
 
-    * `every` so many steps, or so much time, by the clock of rank 0.
-    * SIGTERM on any rank, as where a machine is taken away: all ranks save and then end with exit
-      status 143. A second SIGTERM changes nothing. A handler that the program has for it is called
-      as well. In another thread than the main one SIGTERM is as it was.
+    * `every`: a number of steps, or a time by the clock of rank 0.
+    * SIGTERM on any rank, as when a machine is preempted: all ranks save, then exit with status
+      143. A second SIGTERM has no effect. The program's own handler is also called. Outside the
+      main thread SIGTERM is not handled.
 
-    A rank tells the others by what its steps send anyway, so they save after the step in which they
-    learn of it, mostly the next one. A step that sends nothing costs a message for it. With one
-    rank nothing is sent.
+    A rank tells the others with the messages of its steps, so they save after the step in which
+    they learn of it, usually the next. A step without messages costs one more; one rank sends none.
 
-    Every rank must make it with equal arguments, enter and leave the block, and call `after` as
-    often.
+    Every rank must make it with equal arguments, enter and leave the context, and call `after`
+    equally often.
 
     Args:
-      save: called on every rank with the number of steps, to save. It may be several functions,
-        each called when the one before is through on all ranks, as that of dense weights on rank 0
-        and then `sok_lite.dump`. What one does that is not by all ranks may fail on one rank alone:
-        the failure is that of all. It may return what `sok_lite.dump(background=True)` does: that
-        save counts as soon as all ranks have written their part, at the end of a step.
-      every: steps after which to save, or a time: "90s", "10min", "1h". None: for SIGTERM alone.
-      on_error: of a save that has failed for want of disk or memory (OSError, MemoryError). "warn":
-        the logger "sok_lite" says so, and training goes on; the third failure in a row is raised.
-        "raise": the first one is. FileExistsError is raised in any case.
+      save: called with the number of steps on every rank. Or several functions, each called when
+        the previous one is done on all ranks, such as dense weights on rank 0, then
+        `sok_lite.dump`. A failure on one rank fails on all. A function may return the result of
+        `sok_lite.dump(background=True)`: that save counts once all ranks have written, at the end
+        of a step.
+      every: steps between saves, or a time: "90s", "10min", "1h". None: on SIGTERM only.
+      on_error: what a save does that runs out of disk or memory (OSError, MemoryError). "warn": the
+        logger "sok_lite" reports it and training continues; the third failure in a row raises.
+        "raise": the first raises. FileExistsError is always raised.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here.
+      TypeError, ValueError: an invalid argument.
 
     Examples:
       >>> saved = []
@@ -70,21 +69,17 @@ class Autosave:
 
     @property
     def ends(self) -> bool:
-        """Whether the job ends after this save. One in the background gains nothing then."""
+        """Whether the job ends after this save; a background save has no advantage then."""
         return self._saves.ends
 
     def __enter__(self) -> "Autosave":
-        """Begins. Every rank must call it.
-
-        Raises:
-          RanksDifferError: ranks have other arguments.
-        """
+        """Begins. Every rank must call it. RanksDifferError: ranks have different arguments."""
         check_equal_on_all_ranks(communicator(), self._arguments, "An Autosave")
         self._saves.open()
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Waits for a save in the background, and ends a job that was told to."""
+        """Waits for a background save, and terminates a job that received SIGTERM."""
         try:
             if kind is None:
                 self._saves.leave()
@@ -92,15 +87,15 @@ class Autosave:
             self._saves.close()
 
     def after(self, steps: int) -> None:
-        """Saves where it is time to; call it after each step. Every rank must call it.
+        """Saves if it is time to; call it after each step. Every rank must call it.
 
         Args:
-          steps: that are done, over all runs of the program; it rises from call to call.
+          steps: finished steps over all runs of the program; it must rise between calls.
 
         Raises:
-          OSError, MemoryError: a save has failed; see `on_error`.
+          OSError, MemoryError: a save failed; see `on_error`.
           RuntimeError: in a tf.function.
-          SystemExit: with 143, after the save of a job that was told to end.
+          SystemExit: with 143, after the save of a terminated job.
         """
         if tf.inside_function():
             raise RuntimeError("Call Autosave.after() outside of the tf.function, after each step.")
@@ -113,9 +108,9 @@ class Autosave:
         self._saves.save(steps)
 
     def wait(self) -> None:
-        """Waits for a save in the background, on all ranks. Every rank must call it.
+        """Waits for a background save, on all ranks. Every rank must call it.
 
         Raises:
-          OSError, MemoryError: it has failed, and what was saved before is there still.
+          OSError, MemoryError: it failed; the previous save is still there.
         """
         self._saves.wait()

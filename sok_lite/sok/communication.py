@@ -1,7 +1,7 @@
-"""Which processes make up the job: `sok.init` and the questions a program asks about ranks.
+"""The processes of a job: `sok.init`, and ranks.
 
-The names and their meaning are those of SOK's `sok.communication`; one process uses one GPU, so
-"gpu" in a name here is what the rest of this package calls a rank.
+Names and meaning are those of SOK's `sok.communication`. One process uses one GPU, so "gpu" in a
+name means a rank.
 """
 
 import functools
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 def _in_soks_words(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns a function that says as SOK does that `init` has not connected the ranks."""
+    """Wraps a function to raise SOK's error if `init` has not connected the ranks."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,35 +72,35 @@ def init(
     gpu_transport: str | None = None,
     hash_seed: int | None = None,
 ) -> None:
-    """Chooses how ranks talk to each other, and the GPU of each. Every rank must call it.
+    """Connects the ranks and assigns each a GPU. Every rank must call it.
 
-    A process by itself, such as a notebook, need not call it.
+    A single process, such as a notebook, need not call it.
 
-    Call it before TensorFlow's first operation. Where tables live on a GPU, TensorFlow then uses
-    that of the rank's number on its machine alone, and takes memory there as it needs it. A second
-    call with the same tool changes nothing, so a notebook's cell may run again. Rank 0 tells the
-    logger "sok_lite" when it is done; `logging.basicConfig(level="INFO")` shows that.
+    Call it before TensorFlow's first operation. If tables live on a GPU, TensorFlow then sees only
+    the GPU with the rank's local number, and allocates memory on demand. A second call with the
+    same tool has no effect, so a notebook cell may run again. Rank 0 logs to "sok_lite" when done;
+    `logging.basicConfig(level="INFO")` shows it.
 
     Args:
-      comm_tool: "horovod", "mpi", or "single" for one process. One process needs neither
-        installed, whatever is named here.
-      use_legacy_optimizer: makes `tf.keras.optimizers` the legacy optimizers where TensorFlow runs
-        with tf_keras (`TF_USE_LEGACY_KERAS=1`), as SOK does. Nothing changes under Keras 3.
-      gpu_transport: how keys, rows and gradients travel between GPUs: "horovod" (its alltoall on
-        GPUs), "host", or "auto": Horovod, where it connects the ranks, was built with NCCL and each
-        has a GPU of its own; else the host. None: what SOK_LITE_GPU_TRANSPORT says, else "auto". Of
-        no use to one process.
-      hash_seed: from 0 to 2**58 - 1, with which tables made from now on hash their keys; None: as
-        SOK_LITE_HASH_SEED says, else a random one for each table. Rows do not depend on it; where a
-        "hybrid" table has its keys does, and so what a full one evicts and refuses, and the order
-        of keys in files. A checkpoint brings its own. Do not fix it where keys come from strangers:
-        who knows the seed can choose keys that make a table slow. Each rank may have another.
+      comm_tool: "horovod", "mpi", or "single" for one process. One process needs neither installed,
+        whatever the name.
+      use_legacy_optimizer: replaces `tf.keras.optimizers` by the legacy optimizers if TensorFlow
+        uses tf_keras (`TF_USE_LEGACY_KERAS=1`), as SOK does. No effect under Keras 3.
+      gpu_transport: how GPUs exchange keys, rows and gradients: "horovod" (its alltoall on GPUs),
+        "host", or "auto": Horovod if it connects the ranks, was built with NCCL and each rank has
+        its own GPU; else the host. None: from SOK_LITE_GPU_TRANSPORT, else "auto". No effect for
+        one process.
+      hash_seed: seed of the hash of tables made from now on, from 0 to 2**58 - 1; None: from
+        SOK_LITE_HASH_SEED, else random per table. Rows do not depend on it. The slots of keys do,
+        and so what a full "hybrid" table evicts and refuses, and the order of keys in files. A
+        checkpoint has its own. Do not fix it if strangers choose the keys: with a known seed, keys
+        can be chosen that make a table slow. It may differ between ranks.
 
     Raises:
       TypeError: `hash_seed` is not an integer.
-      ValueError: unknown tool or transport, or no such seed.
-      RuntimeError: it was called before with another tool, or several ranks were launched and the
-        tool cannot connect them; TensorFlow uses another GPU than the rank's.
+      ValueError: an unknown tool or transport, or an invalid seed.
+      RuntimeError: called before with another tool; several ranks were launched and the tool cannot
+        connect them; or TensorFlow uses another GPU than the rank's.
     """
     if hash_seed is not None:
         checked_seed("`hash_seed`", hash_seed)
@@ -122,23 +122,23 @@ def init(
 def _use_legacy_optimizers() -> None:
     keras = tf.keras
     legacy = getattr(keras.optimizers, "legacy", None)
-    # Keras 3 keeps a stub under this name, whose Optimizer is called LegacyOptimizerWarning.
+    # Keras 3 keeps a stub of this name, whose Optimizer is called LegacyOptimizerWarning.
     if getattr(getattr(legacy, "Optimizer", None), "__name__", "") == "OptimizerV2":
         keras.optimizers = legacy
         tf.optimizers = legacy
 
 
 def set_comm_tool(tool: str | None = None, *, comm_tool: str | None = None) -> None:
-    """Stores the communication tool; `init` calls it. Every rank must call it.
+    """Stores the communication tool, as `init` does. Every rank must call it.
 
     Args:
       tool: "horovod", "mpi" or "single".
-      comm_tool: the same, by the name that `init` has for it.
+      comm_tool: the same, by the name in `init`.
 
     Raises:
       TypeError: not exactly one of the two is passed.
-      ValueError: unknown tool. RuntimeError: it was called before with another tool, or several
-        ranks were launched and the tool cannot connect them.
+      ValueError: an unknown tool. RuntimeError: called before with another tool, or several ranks
+        were launched and the tool cannot connect them.
     """
     tools = [name for name in (tool, comm_tool) if name is not None]
     if len(tools) != 1:
@@ -159,17 +159,17 @@ def _join(comm_tool: str, gpu_transport: str | None) -> None:
 
 
 def check_comm_tool() -> None:
-    """Raises RuntimeError if there are several ranks, which `sok.init` has not connected."""
+    """Raises RuntimeError if there are several ranks, and `sok.init` has not connected them."""
     communicator()
 
 
 def rank() -> int:
-    """Returns the number of this process, 0 to `num_ranks() - 1`."""
+    """Returns the number of this process, in [0, `num_ranks()`)."""
     return communicator().rank
 
 
 def local_rank() -> int:
-    """Returns the number of this process among those of its machine."""
+    """Returns the number of this process on its machine."""
     return communicator().local_rank
 
 
@@ -204,10 +204,9 @@ def _missing(method: str) -> Callable[..., Any]:
 
 
 class CommToolBase:
-    """A communication tool as a class of SOK's: its methods have the names of the functions above.
+    """SOK's class for a communication tool; its methods are the functions above.
 
-    Programs ask the functions. A tool of a program's own is not taken: `init` lists those there
-    are.
+    Programs ask the functions. Custom tools are not supported: `init` lists the known ones.
     """
 
     rank = _missing("rank")
@@ -224,7 +223,7 @@ class CommToolBase:
 
 
 class HorovodTool(CommToolBase):
-    """The tool that `init` has chosen, as an object. Its methods raise RuntimeError before that."""
+    """The tool chosen by `init`, as an object. Its methods raise RuntimeError before that."""
 
     rank = staticmethod(rank)
     num_ranks = staticmethod(num_ranks)

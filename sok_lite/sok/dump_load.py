@@ -1,6 +1,6 @@
-"""SOK's dump and load: checkpoints of variables, which any number of ranks can read.
+"""SOK's dump and load: checkpoints of variables, for any number of ranks.
 
-docs/checkpoint_format.md has the files.
+See docs/checkpoint_format.md for the files.
 """
 
 import base64
@@ -39,8 +39,8 @@ from sok_lite.sok.table_functions import table_variable, tables_of
 __all__ = ["dump", "incremental_model_dump", "load", "log_removals"]
 
 Path = str | os.PathLike[str]
-# In the `extra` of a dump with several optimizers: what there is of the first in `extra` itself, of
-# each of the others.
+# Key in the `extra` of a dump with several optimizers: the entries of all but the first, which
+# `extra` itself holds.
 _OTHERS = "other_optimizers"
 
 
@@ -55,48 +55,46 @@ def dump(
 ) -> BackgroundDump | None:
     """Writes variables of all ranks into a folder. Every rank must call it, in eager mode.
 
-    Written are keys, rows, the states of all optimizers, scores, pending counts and times. A
-    checkpoint that is there is replaced when the new one is whole; until then, and if this fails,
-    it stays. The memory that is needed does not grow with the variables.
+    It writes keys, rows, the states of all optimizers, scores, pending counts and times. An
+    existing checkpoint is replaced once the new one is complete; until then, or after a failure, it
+    stays. The memory needed does not grow with the variables.
 
-    With `incremental` the checkpoint that is there stays, and what has changed since is added: the
-    rows and states of the keys that a lookup has seen or a write has changed, and which keys there
-    are. `sok.load` gives exactly what there was at the last dump. Where there is no checkpoint all
-    is written; also, with a warning, where it cannot be told what has changed since the last dump
-    into this folder or load from it: another process has dumped there, the number of ranks is
-    another one, a variable was restored or merged, or keys had their scores set that are numbers of
-    lookups. A dump without `incremental` replaces everything: now and then it saves time and space.
+    With `incremental`, changes since the existing checkpoint are added to it: rows and states of
+    keys that a lookup saw or a write changed, and the set of keys. `sok.load` then restores exactly
+    the last dump. Without a checkpoint everything is written; also, with a warning, if the changes
+    since the last dump into this folder or load from it are unknown: another process dumped there,
+    the number of ranks differs, a variable was restored or merged, or scores were set that are
+    numbers of lookups. A dump without `incremental` now and then saves time and space.
 
     Args:
-      path: of the folder, which all ranks must see; it is made if it is not there. It is on this
-        machine or mounted, or an address such as s3://bucket/ck (docs/howto/object-stores.md). One
-        dump writes into it at a time.
-      dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, a layer or model of
-        Keras, of which it takes the tables alone, or a list, tuple or dict of such; all tables have
-        different names. Of a sok.Variable all rows are written each time.
-      optimizer: a sok.OptimizerWrapper, the optimizer in it, or a list of such: its step count is
-        kept as well, the states that it has for static variables, and of one without an update rule
-        what it keeps beside the states of rows, as rank 0 has it. What is no DynamicVariable needs
-        no wrapper. Static variables take one optimizer alone. What optimizers have of dense weights
-        is not kept.
-      incremental: whether to add to the checkpoint that is there.
-      background: whether to return as soon as what the variables hold is copied to the host, which
-        needs memory for all of it; a thread writes the copy while training goes on.
-      progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
-        is installed.
+      path: of the folder, which all ranks must see; created if missing. It is local or mounted, or
+        an address such as s3://bucket/ck (docs/howto/object-stores.md). Only one dump may write
+        into it at a time.
+      dump_vars: a DynamicVariable, a sok.Variable, a sok_lite.keras.Table, a Keras layer or model,
+        whose tables it takes, or a list, tuple or dict of these; table names must differ. All rows
+        of a sok.Variable are written each time.
+      optimizer: a sok.OptimizerWrapper, the optimizer in it, or a list of these, to also save its
+        step count, its states of static variables and, without an update rule, rank 0's state
+        beside the rows. Only a DynamicVariable needs the wrapper. Static variables allow one
+        optimizer. Optimizer states of dense weights are not saved.
+      incremental: whether to add to the existing checkpoint.
+      background: whether to return once the content is copied to the host, which needs memory for
+        all of it; a thread writes the copy while training continues.
+      progress: whether rank 0 shows a progress bar; None: if it writes to a terminal and tqdm is
+        installed.
 
     Returns:
-      With `background` what to `wait()` for, on every rank: only then the checkpoint is there, or
-      the error is raised that a rank had. The next dump into the folder, and a load from it, do so
-      first. Else None, when the checkpoint is there.
+      With `background` an object to `wait()` for on every rank: only then the checkpoint exists, or
+        a rank's error is raised. The next dump into the folder, or load from it, waits itself.
+        Otherwise None.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here, or differs between ranks, or a key has
-        rows on several ranks. The checkpoint before is as it was.
+      TypeError, ValueError: an argument is invalid or differs between ranks, or a key has rows on
+        several ranks. The previous checkpoint is unchanged.
       RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: a rank cannot write its files, or another process or thread dumps into
         the folder. All ranks raise the same.
-      ImportError: `progress` is True and there is no tqdm.
+      ImportError: `progress` is True and tqdm is not installed.
 
     Examples:
       >>> items = sok.DynamicVariable(2, name="item")
@@ -134,37 +132,35 @@ def load(
     progress: bool | None = None,
     on_full: str = "error",
 ) -> None:
-    """Gives variables what `dump` wrote, on any number of ranks. Every rank must call it.
+    """Loads a checkpoint of `dump` into variables, on any number of ranks. Every rank must call it.
 
-    All variables change on all ranks, or none does. Their kinds (`var_type`) and options may differ
-    from those that were written; dimension, key_type and dtype must be the same.
+    Either all variables change on all ranks, or none. Their kind (`var_type`) and options may
+    differ from the saved ones; dimension, key_type and dtype must match.
 
     Args:
-      path: of the folder, or its address; of that of a sok_lite.keras.Checkpoint its newest save is
-        loaded.
-      load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, a layer or model of
-        Keras, which takes its tables alone, or a list, tuple or dict of such, with the names that
-        they had. A static one takes all of its rows, in both modes.
-      optimizer: that which was dumped, or one like it, in a wrapper or by itself: it goes on from
-        what was kept of it. Of several a list in the order of the dump. The states of dynamic
-        variables come back with or without them.
-      mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
-        its other keys as well.
-      cast: whether rows may be of another dtype of floats than those that were written.
-      progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
-        is installed.
-      on_full: of a "hybrid" table that has no room for all keys, as on fewer ranks than wrote them:
-        "error": nothing is loaded. "evict": the keys of the lowest scores are left out, those that
-        the table would evict, and the logger `sok_lite` says how many. That takes some 40 bytes a
-        key on the host.
+      path: of the folder, or its address; for the folder of a sok_lite.keras.Checkpoint, its newest
+        save.
+      load_vars: as `dump_vars` of `dump`, with the same names. A static variable gets all of its
+        rows, in both modes.
+      optimizer: the dumped optimizer or one like it, wrapped or not, which continues from the saved
+        state; several as a list in the order of the dump. States of dynamic variables are restored
+        even without it.
+      mode: "replace": a variable has exactly the saved keys. "merge": it keeps its other keys.
+      cast: whether to convert rows saved in another float dtype.
+      progress: whether rank 0 shows a progress bar; None: if it writes to a terminal and tqdm is
+        installed.
+      on_full: what happens if a "hybrid" table has no room for all keys, as on fewer ranks:
+        "error": nothing is loaded. "evict": keys with the lowest scores are left out, as the table
+        would evict them, and the logger `sok_lite` reports their number. That takes about 40 bytes
+        per key on the host.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
-        do not fit what was written, or a file is corrupt.
+      TypeError, ValueError: an argument is invalid or differs between ranks, variables do not match
+        the checkpoint, or a file is corrupt.
       RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
         ranks raise the same, and no variable has changed.
-      ImportError: `progress` is True and there is no tqdm.
+      ImportError: `progress` is True and tqdm is not installed.
     """
     _check_eager("load")
     variables, wrappers = _checked_arguments(load_vars, optimizer, "load")
@@ -182,37 +178,37 @@ def load(
 def incremental_model_dump(
     sok_vars: Any, time_threshold: Any, sess: Any = None, *, removed: bool = False
 ) -> tuple[list[np.ndarray], ...]:
-    """Returns the keys that were seen or changed since a time, and their rows, of all ranks.
+    """Returns the keys that were seen or changed since a time, and their rows, from all ranks.
 
-    Every rank must call it, outside of a tf.function, and all get the same. For both kinds of
-    variables. In TF1 call it between two runs of a session: it gives what there is then, and adds
+    Every rank must call it, outside of a tf.function, and gets the same result. Both kinds of
+    variables work. In TF1 call it between two session runs: it reads the current state, and adds
     nothing to the graph. Take the time between two training steps: a write that inserts no key,
-    such as an optimizer's, counts as of the last lookup before it. There may be keys of up to a
-    second before the time, and of long ago of up to 1/128 of how long ago it was.
+    such as an optimizer's, counts as of the last lookup before it. Keys from up to a second before
+    the time may be included, and for times long ago, from up to 1/128 of the elapsed time before
+    it.
 
     Args:
-      sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of several; of a
-        layer or model of Keras its tables, by their names.
-      time_threshold: a datetime, or a list or tuple of one, or of one for each variable. Without a
-        time zone it is local time.
-      sess: in TF1 the session, as in SOK. Nothing is run in it; it may be left out.
-      removed: whether the keys that have lost their rows since the time, by eviction, expiry or
-        erasure, and have none now, are told as well. Call `sok.log_removals` before the time. What
-        was removed before it is forgotten: the next time is no earlier.
+      sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of these; for a
+        Keras layer or model its tables, by name.
+      time_threshold: a datetime, or a list or tuple of one, or of one per variable. Without a time
+        zone it is local time.
+      sess: in TF1 the session, as in SOK; optional, because nothing is run in it.
+      removed: whether to also return keys that lost their rows since the time, by eviction, expiry
+        or erasure, and have none now. Call `sok.log_removals` before the time. Older removals are
+        then forgotten: the next time must not be earlier.
 
     Returns:
-      (keys_list, values_list): of each variable the keys (n,) of its key type and the rows (n,
-      dimension) of its dtype, NumPy arrays: those of rank 0, ascending, then those of rank 1 and so
-      on. Keys that were removed are in none; with `removed` there is a third list, removed_list,
-      of the keys (m,) of each variable. A key that has rows on several ranks, as after lookups
-      on one rank alone, is there once for each, and the row of its owner is the one that lookups
-      over ranks find.
+      (keys_list, values_list): per variable the keys (n,) of its key type and the rows (n,
+      dimension) of its dtype, as NumPy arrays: those of rank 0, ascending, then of rank 1 and so
+      on. With `removed` a third list of the removed keys (m,) of each variable, which the others
+      leave out. A key with rows on several ranks, as after lookups on one rank only, appears once
+      for each; lookups over ranks use the owner's row.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here, the variables differ between ranks, or
-        removals since the time are not known.
+      TypeError, ValueError: an argument is invalid, the variables differ between ranks, or removals
+        since the time are not known.
       RuntimeError: in a tf.function, or `sok.init` has not connected the ranks.
-      MemoryError: a rank has none for its rows. All ranks raise the same.
+      MemoryError: a rank has no memory for its rows. All ranks raise the same.
     """
     if tf.inside_function():
         raise RuntimeError("Call sok.incremental_model_dump outside of the tf.function.")
@@ -228,7 +224,7 @@ def incremental_model_dump(
         tables[0].backend, lambda: changes_since(tables, times, comm, bool(removed))
     )
     keys, rows, *gone = map(list, zip(*changes, strict=True))
-    # What is stored of bfloat16 is its bits.
+    # bfloat16 is stored as its bits.
     rows = [
         each.view(variable.dtype.as_numpy_dtype)
         for variable, each in zip(variables, rows, strict=True)
@@ -237,20 +233,19 @@ def incremental_model_dump(
 
 
 def log_removals(sok_vars: Any) -> None:
-    """Begins to note which keys lose their rows, for `sok.incremental_model_dump(removed=True)`.
+    """Starts logging removed keys, for `sok.incremental_model_dump(removed=True)`.
 
-    Increments of `sok.dump` name them as well: a reader that is refreshed need not look for them
-    among all keys then. It takes 23 to 34 bytes for each key that was removed and is not forgotten
-    yet. What notes
-    already goes on; a table that is loaded begins anew. No communication: each rank calls it for
-    its own part.
+    Increments of `sok.dump` then list them too, so a refreshing reader need not compare all keys.
+    The log takes 23 to 34 bytes per removed key until that is forgotten. A log that exists
+    continues; a table that is loaded starts a new one. No communication: each rank calls it for its
+    own part.
 
     Args:
-      sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of several; of a
-        layer or model of Keras its tables.
+      sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of these; for a
+        Keras layer or model its tables.
 
     Raises:
-      TypeError: it is none of them. MemoryError: there is none for it.
+      TypeError: it is none of them. MemoryError: no memory for the log.
 
     Examples:
       >>> from datetime import datetime, timedelta
@@ -268,7 +263,7 @@ def log_removals(sok_vars: Any) -> None:
 
 
 def _checked_tables(value: Any, what: str) -> list[TableVariable]:
-    """Returns the variables that an argument names; raises TypeError where one is static."""
+    """Returns the variables of an argument; raises TypeError for a static one."""
     variables, _ = _checked_arguments(value, None, what)
     for variable in variables:
         if isinstance(variable, FixedVariable):
@@ -280,7 +275,7 @@ def _checked_tables(value: Any, what: str) -> list[TableVariable]:
 
 
 def _checked_times(value: Any, num_variables: int) -> list[float]:
-    """Returns a time for each variable, in seconds since 1970."""
+    """Returns a time per variable, in seconds since 1970."""
     times = list(value) if isinstance(value, (list, tuple)) else [value]
     for time in times:
         if not isinstance(time, datetime):
@@ -302,7 +297,7 @@ def _seconds(time: datetime) -> float:
     try:
         return time.timestamp()
     except (ValueError, OverflowError, OSError):
-        # Within a day of datetime.min or max, where Python knows no local time. No key was seen.
+        # Within a day of datetime.min or max Python knows no local time; no key is that old.
         return time.replace(tzinfo=timezone.utc).timestamp()
 
 
@@ -317,7 +312,7 @@ def _check_eager(what: str) -> None:
 def _checked_arguments(
     value: Any, optimizer: Any, what: str
 ) -> tuple[list[TableVariable | FixedVariable], list[WrappedOptimizer]]:
-    """Returns variables, and optimizers, of the arguments of a call."""
+    """Returns the variables and optimizers of a call's arguments."""
     variables = tables_of(value)
     if not variables:
         raise ValueError(f"sok.{what} takes at least one variable. Received: none.")
@@ -344,16 +339,12 @@ def _checked_arguments(
 
 
 def _wrapper(optimizer: Any, is_dynamic: bool, what: str) -> WrappedOptimizer:
-    """Returns what counts the steps of an optimizer.
-
-    Args:
-      is_dynamic: whether it is to train dynamic variables.
-    """
+    """Returns the object that counts an optimizer's steps, which must train dynamic ones or not."""
     around = optimizer if isinstance(optimizer, WrappedOptimizer) else wrapper_of(optimizer)
     if around is not None:
         return around
-    # As in SOK. States belong to the optimizer, and so does the count where it steps by itself.
-    made = WrappedOptimizer(optimizer)  # refuses what is no optimizer
+    # As in SOK. States, and the count if it steps by itself, belong to the optimizer.
+    made = WrappedOptimizer(optimizer)  # rejects what is not an optimizer
     if is_dynamic:
         raise TypeError(
             f"sok.{what} needs the sok.OptimizerWrapper that trains dynamic variables: it counts "
@@ -366,11 +357,7 @@ def _wrapper(optimizer: Any, is_dynamic: bool, what: str) -> WrappedOptimizer:
 def _items(
     variables: list[TableVariable | FixedVariable], wrappers: list[WrappedOptimizer], makes: bool
 ) -> list[Named]:
-    """Returns what the engine writes of variables, or gives them.
-
-    Args:
-      makes: whether states of static variables are made that are not there yet.
-    """
+    """Returns variables in the engine's form; `makes`: creates missing states of static ones."""
 
     def item(variable: TableVariable | FixedVariable) -> Named:
         if isinstance(variable, TableVariable):
@@ -384,16 +371,16 @@ def _items(
 
 
 def _counters(wrapper: WrappedOptimizer) -> list[Any]:
-    """Returns the step counts: the wrapper's, and that of the optimizer in it if it has one."""
+    """Returns the step counters: the wrapper's, and that of the inner optimizer if any."""
     inner = inner_of(wrapper.optimizer)
     own = getattr(wrapper.optimizer, "iterations", None)
-    if num_batches(inner) > 1:  # then that is no variable
+    if num_batches(inner) > 1:  # then it is not a variable
         own = batch_counter(inner)
     return [wrapper.iterations, *([] if own is None else [own])]
 
 
 def _extra(wrappers: list[WrappedOptimizer]) -> dict[str, Any]:
-    """Returns what a checkpoint has of optimizers beside the states of rows, of rank 0."""
+    """Returns rank 0's optimizer state that is not of rows."""
     if not wrappers:
         return {}
     first, *others = map(_kept_of, wrappers)
@@ -409,10 +396,9 @@ def _kept_of(wrapper: WrappedOptimizer) -> dict[str, Any]:
 
 
 def _carried_in(kept: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the values in what `_kept_of` gave, none where it had none.
+    """Returns the carried values of `_kept_of`; empty without any.
 
-    Raises:
-      ValueError, TypeError: they are corrupt.
+    ValueError, TypeError: they are corrupt.
     """
     if "carried" not in kept:
         return {}
@@ -420,7 +406,7 @@ def _carried_in(kept: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _check_extra(path: Path, num_optimizers: int, extra: dict[str, Any]) -> None:
-    """Raises ValueError where a checkpoint is of another number of optimizers, or corrupt."""
+    """Raises ValueError if a checkpoint has another number of optimizers, or is corrupt."""
     others = extra.get(_OTHERS, [])
     is_list = type(others) is list and all(type(each) is dict for each in others)
     if is_list and "iterations" in extra and num_optimizers != 1 + len(others):
@@ -434,7 +420,7 @@ def _check_extra(path: Path, num_optimizers: int, extra: dict[str, Any]) -> None
 
 
 def _check_kept(path: Path, kept: dict[str, Any]) -> None:
-    """Raises ValueError if step counts cannot be such, or carried values cannot be read."""
+    """Raises ValueError for invalid step counts or unreadable carried values."""
     counts = kept.get("iterations", [0])
     is_list = type(counts) is list and counts
     if not is_list or not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
@@ -468,16 +454,11 @@ def _go_on_from(wrappers: list[WrappedOptimizer], extra: dict[str, Any], path: P
 
 
 class _VariableRows(StaticPart):
-    """This rank's rows of a static variable.
-
-    Args:
-      variable: has them.
-      slots: by name, variables of the same shape that an optimizer has for it; None: of none.
-    """
+    """This rank's rows of a static variable, and its optimizer variables, `slots`, by name."""
 
     def __init__(self, variable: StaticVariable, slots: Mapping[str, Any] | None = None) -> None:
         super().__init__(variable.table, None if slots is None else tuple(slots))
-        # A variable of Keras 3 has TensorFlow's as its value.
+        # A Keras 3 variable wraps TensorFlow's.
         of_tf = {
             name: slot if isinstance(slot, tf.Variable) else slot.value
             for name, slot in (slots or {}).items()
@@ -485,7 +466,7 @@ class _VariableRows(StaticPart):
         self._variables = {"value": variable, **of_tf}
 
     def reading(self) -> ReadRows:
-        # TensorFlow copies what somebody still reads before it writes it.
+        # TensorFlow copies a value before writing it if it is still being read.
         tensors = {name: variable.read_value() for name, variable in self._variables.items()}
 
         def read(column: str, first: int, last: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`sok.DynamicVariable`: a table, as a variable of TensorFlow."""
+"""`sok.DynamicVariable`: a table as a TensorFlow variable."""
 
 import itertools
 import numbers
@@ -33,51 +33,50 @@ _serial = itertools.count()
 
 @unconverted
 class DynamicVariable(TableVariable):
-    """A trainable table that has a row for every key it was ever asked for.
+    """A trainable table with a row for every key that was ever looked up.
 
-    A lookup of a key that has no row gives it one, whose initial value is a function of the seed,
-    the variable's name and the key alone. Every value of the key type is a key.
+    A lookup inserts missing keys. Their initial row is a function of the seed, the variable's name
+    and the key. Every value of the key type is valid.
 
-    In a job of several ranks each rank holds the part of the keys it owns; what is said here is
-    about this rank's part. Only `sok.lookup_sparse` reaches the other ranks.
+    In a job of several ranks each rank holds the keys that it owns, and everything here is about
+    this rank's part. Only `sok.lookup_sparse` reaches other ranks.
 
     Args:
       dimension: length of a row.
       initializer: initial value of a row: "random" (also None and ""; uniform from -0.05 to 0.05
         for "hbm", normal with mean 0 and deviation 1 for "hybrid", as in SOK), "normal", "uniform",
-        "ones", "zeros", a number or its string such as "13", also as a tensor or tf.Variable whose
-        elements are all that number, a Keras or tf.initializers object, or Keras' name of one, such
-        as "glorot_uniform".
+        "ones", "zeros", a number or a string of it such as "13", a tensor or tf.Variable that
+        repeats one number, a Keras or tf.initializers object, or Keras' name of one, such as
+        "glorot_uniform".
       var_type: "hbm" (also None and ""): all rows in GPU memory, or in RAM without a GPU, growing
-        without bound. "hybrid": up to `max_capacity` keys, then the key of the lowest score goes;
-        rows in two tiers of memory.
-      name: in TensorFlow. It also seeds the rows.
+        without bound. "hybrid": up to `max_capacity` keys, then it evicts the lowest score; rows in
+        two memory tiers.
+      name: in TensorFlow; also seeds the rows.
       constraint: must be None.
       trainable: whether gradient tapes watch it.
       key_type: tf.int64 (also None), tf.int32 or tf.uint64.
       dtype: of the rows: tf.float32 (also None), tf.float16 or tf.bfloat16.
       mode: None or "distributed": keys are spread over all ranks. "localized:<rank>": that rank has
         all of them.
-      **kwargs: these options, and those of a "hybrid" table, which
-        `sok_lite.engine.table.hkv_options.HkvOptions` lists ("hbm" ignores those of them that SOK
-        has).
+      **kwargs: these options, and those of a "hybrid" table in
+        `sok_lite.engine.table.hkv_options.HkvOptions` ("hbm" ignores those that SOK has).
 
         * `seed`: an integer, 0 by default.
-        * `init_capacity`: keys to make room for at once.
-        * `partitioner`: which of several ranks owns a key. "mod", the default: key mod ranks.
-          "hash": where keys have a pattern that would crowd them on some ranks. Or a function of
-          keys (n,), NumPy or CuPy arrays of the key type, and the number of ranks, that returns n
-          ranks, the same everywhere. A checkpoint may be loaded by another one.
-        * `gradient_dtype`: in which gradients travel between ranks: tf.float32, the default, or
-          tf.bfloat16, half the bytes; the same on all ranks. docs/concepts/ranks.md has more.
-        * `row_shape`: the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling initializer
-          is to count with, since a table has none. Left out: a row counts as a vector does in
-          Keras, (dimension, dimension), and a warning says what that changes.
+        * `init_capacity`: keys to reserve memory for.
+        * `partitioner`: assigns keys to owner ranks. "mod", the default: key mod ranks. "hash": for
+          keys with a pattern that would crowd some ranks. Or a function of keys (n,), NumPy or CuPy
+          arrays of the key type, and the number of ranks, that returns n ranks, the same
+          everywhere. A checkpoint may be loaded with another one.
+        * `gradient_dtype`: dtype of gradients sent between ranks: tf.float32, the default, or
+          tf.bfloat16, half the bytes; the same on all ranks. See docs/concepts/ranks.md.
+        * `row_shape`: (fan_in, fan_out) for Glorot, He, Lecun and VarianceScaling initializers. By
+          default a row counts as Keras counts a vector, (dimension, dimension), with a warning on
+          what that changes.
 
     Raises:
       TypeError: unknown keyword, or an argument of a wrong type.
       ValueError: an argument out of range, an option that only "hybrid" has, or a tf.function that
-        would make a variable in each trace; one of its first trace is made once, as a tf.Variable.
+        would make a variable in each trace; like a tf.Variable, it may be made in the first trace.
       NotImplementedError: a constraint, or a tf.distribute strategy.
 
     Examples:
@@ -159,7 +158,7 @@ class DynamicVariable(TableVariable):
                 **options,
             )
 
-        # A number as the text that gives all its digits back.
+        # A number as text that preserves all its digits.
         is_number = isinstance(first_values, numbers.Real) or (
             isinstance(first_values, np.ndarray) and first_values.size == 1
         )
@@ -173,14 +172,14 @@ class DynamicVariable(TableVariable):
         super().__init__(table, name=name, trainable=trainable)
 
     def _element_of_graph(self) -> tf.Tensor:
-        # As in SOK: `session.run(variable)` gives one row of zeros, which is none of the table's.
+        # As in SOK: `session.run(variable)` returns a row of zeros that is not in the table.
         return tf.zeros([1, self.dimension], self.dtype, name="no_row_of_the_table")
 
     # ---------------------------------------------------------------- facts
 
     @property
     def handle(self) -> tf.Tensor:
-        """The resource that tapes and graphs know the table by."""
+        """The resource by which tapes and graphs identify the table."""
         refusals.refuse_step(self.name, self.kind)
         return super().handle
 
@@ -202,30 +201,30 @@ class DynamicVariable(TableVariable):
 
     @property
     def config_dict(self) -> dict[str, Any]:
-        """The keyword options that it was made with."""
+        """The keyword options it was made with."""
         return self._config_dict
 
     @property
     def initializer_str(self) -> Any:
-        """The initializer, for another variable to begin alike: a string, "" for the default.
+        """The initializer, to make another variable alike: a string, "" for the default.
 
-        An object of Keras or TensorFlow is returned as it is.
+        A Keras or TensorFlow object is returned as it is.
         """
         return self._initializer_str
 
     @property
     def mode(self) -> str | None:
-        """The mode that it was made with."""
+        """The mode it was made with."""
         return self._mode
 
     @property
     def num_gpus(self) -> int:
-        """Number of ranks. RuntimeError: there are several, which are not connected."""
+        """Number of ranks. RuntimeError: several ranks that are not connected."""
         return num_ranks()
 
     @property
     def target_gpu(self) -> int:
-        """The rank that holds the whole table, or -1 where it is spread over all ranks."""
+        """The rank of a localized table, or -1 for a distributed one."""
         return self.owner_rank
 
     def key_map(self, indices: Any) -> Any:
@@ -239,9 +238,9 @@ class DynamicVariable(TableVariable):
 
     @property
     def epoch(self) -> int:
-        """The epoch of kEpochLru and kEpochLfu: keys of an earlier one are evicted first.
+        """The epoch for kEpochLru and kEpochLfu: keys of earlier epochs are evicted first.
 
-        Set it where a new epoch begins. Raises NotImplementedError for an "hbm" table.
+        Set it when a new epoch begins. NotImplementedError for an "hbm" table.
         """
         return table_ops.epoch(self)
 
@@ -287,13 +286,13 @@ class DynamicVariable(TableVariable):
         self.to_static(None)
 
     def is_static(self) -> bool:
-        """Whether it stands for dense rows: never. For programs of SOK that ask."""
+        """Whether it represents dense rows: always False, for SOK programs that ask."""
         return False
 
-    indices = None  # the keys of those rows, for the same programs
+    indices = None  # keys of static rows, for SOK programs that ask
 
     def assign(self, *args: Any, **kwargs: Any) -> Any:
-        """`variable.assign(indices, values)` is `sok.assign`: there is no dense value to assign."""
+        """`variable.assign(indices, values)` is `sok.assign`: it has no dense value."""
         if len(args) in (2, 3) and not kwargs:
             return writes.insert_or_assign(self, "sok.assign", *args)
         self._refuse_write("assign")

@@ -1,6 +1,6 @@
-"""`sok.lookup_sparse`: every rank asks for keys of any rank, for all tables of a call together.
+"""`sok.lookup_sparse`: looks up keys of all ranks in all tables of a call together.
 
-Beside it the helpers that SOK has in its module of this name.
+Also the helpers of SOK's module of this name.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,49 +67,47 @@ def lookup_sparse(
     training: bool | None = None,
     missing: str | None = None,
 ) -> Any:
-    """Looks keys up in the tables of all ranks, and combines them row by row.
+    """Looks keys up in the tables of all ranks, and combines their rows per batch row.
 
-    Every rank must call it, with the same tables in the same order; batches may differ in size.
-    Keys that no rank has seen are inserted. In a graph the whole call is one operation forward and
-    one backward; static variables have TensorFlow's, and on several ranks two and one of their own.
-    In a TF1 graph nothing orders two such calls, so rank 0 says whose turn it is: build the same
-    graphs in the same order on all ranks and fetch the same, or make one call per step, which is
-    faster. docs/howto/tf1-graphs.md has more.
+    Every rank must call it, with the same tables in the same order; batches may differ in size. New
+    keys are inserted. In a graph the call is one operation forward and one backward; static
+    variables have TensorFlow's, and on several ranks two and one of their own. In a TF1 graph
+    nothing orders two such calls, so rank 0 decides the order: build the same graphs in the same
+    order on all ranks and fetch the same, or make one call per step, which is faster. See
+    docs/howto/tf1-graphs.md.
 
     Args:
-      params: a DynamicVariable, a static `sok.Variable`, or a list of both; one may come several
-        times. Keys of a static one are numbers of its rows, from 0 on.
-      sp_ids: for each a RaggedTensor or SparseTensor (in row-major order) of keys, (batch, None);
-        or a dense tensor or array of keys, (batch, k), or (batch,) with one to a row, each of which
-        counts.
-      sp_weights: None, or for each None or the weights of the keys, ragged, sparse or dense with
-        rows of the same lengths.
-      combiners: for each "sum", "mean" or "sqrtn" (or one for all); None: "mean". As in
-        `tf.nn.embedding_lookup_sparse`: weighted sum, divided by 1, by the sum of the weights or by
-        the root of the sum of their squares. An empty row, or a divisor of 0, gives zeros.
-      use_low_frequency_filter: a key without a row gets one with the chance `filter_ratio` of its
-        table, drawn anew at each lookup; else it gives zeros and still counts in a mean. For
+      params: a DynamicVariable, a static `sok.Variable`, or a list of both, which may repeat. Keys
+        of a static one are its row numbers, from 0.
+      sp_ids: per variable a RaggedTensor or SparseTensor (in row-major order) of keys, (batch,
+        None); or a dense tensor or array of keys, (batch, k), or (batch,) with one per row, of
+        which every element counts.
+      sp_weights: None, or per variable None or the weights of the keys, ragged, sparse or dense
+        with the same row lengths.
+      combiners: per variable, or one for all: "sum", "mean" or "sqrtn"; None: "mean". As in
+        `tf.nn.embedding_lookup_sparse`: the weighted sum, divided by 1, by the sum of weights, or
+        by the root of the sum of squared weights. An empty row, or a divisor of 0, returns zeros.
+      use_low_frequency_filter: a key without a row gets one with probability `filter_ratio` of its
+        table, drawn at each lookup; otherwise it returns zeros and still counts in a mean. For
         "hybrid" tables only.
-      training: False: nothing is inserted and no score changes. True: it is, even within
-        `sok.inference_mode`. None: as that says. It counts on the rank that owns a key.
-      missing: what a key gives that has no row: "initial", the value it would start with, or
-        "zeros". None: as `sok.inference_mode` says, else "zeros" with the filter and "initial"
-        without.
+      training: False: nothing is inserted and no score changes. True: both happen, even inside
+        `sok.inference_mode`. None: that decides. The owner rank's value counts.
+      missing: row of a missing key: "initial", the value it would start with, or "zeros". None:
+        from `sok.inference_mode`, else "zeros" with the filter and "initial" without.
 
     Returns:
-      (batch, dimension) of the variable's dtype; a list of them where `sp_ids` is a list or tuple.
-      The gradient of a variable is an IndexedSlices of distinct keys that this rank owns, with
-      float32 rows summed over all ranks: neither averaged nor to be sent through Horovod again. Of
-      a localized table it is empty on all ranks but its own. Of a static variable its indices are
-      those of this rank's rows (`key_map` of the keys), and its rows have the variable's dtype.
-      Weights have gradients too.
+      (batch, dimension) of the variable's dtype; a list of them if `sp_ids` is a list or tuple. The
+      gradient of a variable is an IndexedSlices of the distinct keys that this rank owns, with
+      float32 rows summed over all ranks: not averaged, and not to be reduced by Horovod again. For
+      a localized table it is empty except on its rank. For a static variable the indices are this
+      rank's row numbers (`key_map` of the keys), and rows have the variable's dtype. Weights have
+      gradients too.
 
     Raises:
-      RuntimeError: `sok.init` has not connected the ranks, or a localized table is to be on a rank
-        that there is not.
-      TypeError, ValueError: arguments that do not fit; a static variable has no such row.
-      NotImplementedError: a tf.Variable or a layer, or the filter for a table that keeps every
-        key.
+      RuntimeError: `sok.init` has not connected the ranks, or a localized table names a rank out of
+        range.
+      TypeError, ValueError: arguments that do not match; a row number out of range.
+      NotImplementedError: a tf.Variable or a layer, or the filter for a table that keeps every key.
 
     Examples:
       >>> items = sok.DynamicVariable(2, initializer=1.0, name="item")
@@ -143,22 +141,22 @@ def _check_filter(arguments: list[Argument]) -> None:
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     """Looks keys up in the table of all ranks, and returns a row for each.
 
-    It is `lookup_sparse` with one key in each row of the batch. Every rank must call it; ranks may
-    have different numbers of keys, and none. Keys that no rank has seen are inserted.
+    It equals `lookup_sparse` with one key per batch row. Every rank must call it, with any number
+    of keys. New keys are inserted.
 
     Args:
       param: the variable, distributed or localized.
       indices: (n,) integer keys.
 
     Returns:
-      (n, dimension) of the variable's dtype. Its gradient is an IndexedSlices of distinct keys that
-      this rank owns, with rows summed over all ranks.
+      (n, dimension) of the variable's dtype. Its gradient is an IndexedSlices of the distinct keys
+      that this rank owns, with rows summed over all ranks.
 
     Raises:
-      RuntimeError: `sok.init` has not connected the ranks, or a localized table is to be on a rank
-        that there is not.
+      RuntimeError: `sok.init` has not connected the ranks, or a localized table names a rank out of
+        range.
       NotImplementedError: a tf.Variable.
-      TypeError: several variables, or keys that are no integers.
+      TypeError: several variables, or keys that are not integers.
       ValueError: keys of another shape, or one that does not fit the key type.
     """
     comm = communicator()
@@ -173,7 +171,7 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
 
 
 def _one_key_a_row(indices: Any) -> tf.Tensor:
-    """Returns keys (n,) as a tensor, or raises TypeError or ValueError."""
+    """Returns keys as a tensor (n,), or raises TypeError or ValueError."""
     if isinstance(indices, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
             "sok.all2all_dense_embedding takes a dense tensor of keys. "
@@ -192,10 +190,10 @@ def _one_key_a_row(indices: Any) -> tf.Tensor:
 def sparse_read_and_evict(
     var: DynamicVariable, indices: Any, name: str | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Does what `tf.nn.embedding_lookup` does and returns also what was evicted for new keys.
+    """As `tf.nn.embedding_lookup`; also returns what was evicted for new keys.
 
-    It looks into the table of this rank only. An "hbm" table evicts nothing, and so does a lookup
-    within `sok.inference_mode`.
+    It looks up in this rank's table only. An "hbm" table, or a lookup inside `sok.inference_mode`,
+    evicts nothing.
 
     Args:
       var: the variable.
@@ -206,7 +204,7 @@ def sparse_read_and_evict(
       evicted_keys: (m,) of the key type, in no order; evicted_values: (m, dimension), their rows).
 
     Raises:
-      TypeError: `var` is no DynamicVariable, or keys are no integers.
+      TypeError: `var` is no DynamicVariable, or keys are not integers.
       ValueError: a key does not fit the key type.
     """
     if not isinstance(var, DynamicVariable):
@@ -225,16 +223,12 @@ def group_lookup(
 ) -> list[tf.Tensor]:
     """Looks up each variable's own keys, on this rank only, as `tf.nn.embedding_lookup` does.
 
+    Returns a list: per variable indices.shape + [dimension].
+
     Args:
       params: a variable or a list, dynamic and dense mixed.
-      indices: keys of any shape, or a list of as many.
-      dtype: of the results; None: each as its variable.
-
-    Returns:
-      A list, for each variable indices.shape + [dimension].
-
-    Raises:
-      ValueError: not as many indices as variables.
+      indices: keys of any shape, or as many of them as params; else ValueError.
+      dtype: of the results; None: as each variable.
     """
     params, indices = to_list(params), to_list(indices)
     if len(params) != len(indices):
@@ -259,18 +253,18 @@ def isDynamicVariable(variable: Any) -> bool:
 
 
 def isEmbeddingVariable(variable: Any) -> bool:
-    """Whether it is a variable that only DeepRec's TensorFlow has: never."""
+    """Whether it is DeepRec's embedding variable: never."""
     return False
 
 
 def isResourceVariable(variable: Any) -> bool:
-    """Whether it is a dense variable of TensorFlow, which nearly all are."""
+    """Whether it is a dense resource variable of TensorFlow, as nearly all are."""
     is_resource = isinstance(variable, ResourceVariable)
     return is_resource and not isDynamicVariable(variable)
 
 
 def isVariable(variable: Any) -> bool:
-    """Whether it is a variable of TensorFlow of another kind, such as TF1's reference variables."""
+    """Whether it is another TensorFlow variable, such as TF1's reference variables."""
     kinds = (isResourceVariable, isDynamicVariable)
     return isinstance(variable, tf.Variable) and not any(is_kind(variable) for is_kind in kinds)
 

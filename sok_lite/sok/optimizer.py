@@ -1,8 +1,7 @@
-"""`sok.OptimizerWrapper` and `sok.SGD`: gradients in, rows and optimizer states updated in place.
+"""`sok.OptimizerWrapper` and `sok.SGD`: update rows and optimizer states in place.
 
-The wrapped optimizer gives the hyper-parameters and updates the dense variables; rows of dynamic
-variables are updated by the engine's kernels, all of a call in one operation. Only the rows that
-have a gradient change, their states included.
+The wrapped optimizer provides the hyperparameters and updates dense variables; the engine's kernels
+update rows, all of a call in one operation. Only rows with a gradient change, and their states.
 """
 
 import weakref
@@ -26,60 +25,57 @@ from sok_lite.sok.dynamic_variable import DynamicVariable
 
 __all__ = ["SGD", "OptimizerWrapper"]
 
-# The last wrapper around each optimizer.
+# The newest wrapper of each optimizer.
 _last: "weakref.WeakKeyDictionary[Any, weakref.ref[OptimizerWrapper]]" = weakref.WeakKeyDictionary()
 
 
 def wrapper_of(optimizer: Any) -> "OptimizerWrapper | None":
-    """Returns the last wrapper that was made around an optimizer; None: it is gone."""
+    """Returns the newest wrapper of an optimizer, or None if it is gone."""
     return _last[optimizer]() if optimizer in _last else None
 
 
 @unconverted
 class OptimizerWrapper(WrappedOptimizer):
-    """Lets a TensorFlow or Keras optimizer update dynamic variables, together with dense ones.
+    """Makes a TensorFlow or Keras optimizer update dynamic variables together with dense ones.
 
-    Optimizers of Keras 3, of tf_keras (new and legacy) and of tf.compat.v1.train have an update
-    rule, which changes the rows in place; docs/optimizers.md lists them. Any other, such as one of
-    a program's own, takes its step itself: a copy of it updates the rows that have a gradient as
-    dense variables, which is slower. Settings that change (a learning rate with its schedule,
-    `beta_1`, ...) are read in every step. Weight decay acts on the rows that have a gradient.
+    Optimizers of Keras 3, tf_keras (new and legacy) and tf.compat.v1.train have an update rule,
+    which changes rows in place; docs/optimizers.md lists them. For any other, such as a custom one,
+    a copy of it updates the rows that have a gradient as dense variables, which is slower. Settings
+    that change (learning rate and schedule, `beta_1`, ...) are read in every step. Weight decay
+    acts on the rows that have a gradient.
 
-    What the optimizer does to gradients before its step it does to those of tables as well: it
-    unscales them (`loss_scale_factor`) and clips them (`clipvalue`, `clipnorm`,
-    `global_clipnorm`). The gradient of a table is that of the whole table, each key once: its norm
-    is one over the rows of all ranks.
+    Gradients of tables are processed as the optimizer processes others before its step: unscaled
+    (`loss_scale_factor`) and clipped (`clipvalue`, `clipnorm`, `global_clipnorm`). The gradient of
+    a table covers the whole table, each key once: its norm is over the rows of all ranks.
 
-    A LossScaleOptimizer of Keras 3 or tf_keras may be around one of these. Whether it skips a step
-    is then decided over the gradients of all variables on all ranks. The states are those of the
-    optimizer in it. Its scale changes with dense variables only: each call must have one.
+    The optimizer may be inside a LossScaleOptimizer of Keras 3 or tf_keras. Whether it skips a step
+    is then decided by the gradients of all variables on all ranks. The states are those of the
+    inner optimizer. Its scale changes only with dense variables: each call must have one.
 
-    The step count is the wrapped optimizer's where dense variables are in the call, and this
-    object's `iterations` follows it. Without dense variables, and for tf.compat.v1.train, it is
-    this object's alone, as in SOK: the same optimizer may then be used by itself for the dense
-    variables.
+    If a call has dense variables, the step count is the wrapped optimizer's, and this object's
+    `iterations` follows it. Without them, and for tf.compat.v1.train, it is this object's alone, as
+    in SOK: the optimizer may then also be used directly for the dense variables.
 
-    The states of the rows (momenta, accumulators) belong to the wrapped optimizer, as in SOK: each
-    has its own in a table, whatever others train it, and a new one begins anew. This object holds
-    none: wrapped again, the same optimizer goes on with its states, and `iterations` begins again
-    at the optimizer's own count. Legacy Keras optimizers and those of tf.compat.v1.train have them
-    among their slots as well: `optimizer.get_slot(var, name)` and `optimizer._slots` give views,
-    once there are states. The states go when the wrapped optimizer does. Those that a checkpoint
-    brings are taken over by the first optimizer that has the same.
+    Row states (momenta, accumulators) belong to the wrapped optimizer, as in SOK: each has its own
+    in a table, whatever others train it, and they go when it does. This object has none: wrapped
+    again, the optimizer continues with its states, and `iterations` restarts from its own count.
+    Legacy Keras and tf.compat.v1.train optimizers also list them as slots: once there are states,
+    `optimizer.get_slot(var, name)` and `optimizer._slots` return views. States from a checkpoint go
+    to the first optimizer that has the same.
 
     Args:
       optimizer: the optimizer, or the name of one of `tf.keras.optimizers`, such as "adam".
-      on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated and counted in
-        `num_nonfinite`. "error": the step raises before anything has changed.
-      stochastic_rounding: True: an update rounds rows of tf.float16 and tf.bfloat16 up or down at
-        random, so that steps below their last bit count on average; rounding to nearest loses them.
-        The random bits depend on the table's seed and name, on key, column and step, not on ranks
-        or threads. Rows of tf.float32 and dense variables are not rounded.
+      on_nonfinite: "allow": rows whose gradient has a NaN or infinity are updated and counted in
+        `num_nonfinite`. "error": the step raises before anything changes.
+      stochastic_rounding: True: updates round tf.float16 and tf.bfloat16 rows up or down at random,
+        so that steps below their last bit count on average; rounding to nearest loses them. The
+        random bits depend on the table's seed and name, on key, column and step, not on ranks or
+        threads. tf.float32 rows and dense variables are not rounded.
 
     Raises:
       TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
-      NotImplementedError: an optimizer whose step means nothing for rows, that cannot take its step
-        itself, or that has a setting which could not act on rows, such as averaging (`use_ema`).
+      NotImplementedError: an optimizer whose step has no meaning for rows, that cannot step by
+        itself, or with a setting that cannot act on rows, such as averaging (`use_ema`).
 
     Examples:
       >>> items = sok.DynamicVariable(2, initializer=1.0, name="item")
@@ -101,7 +97,7 @@ class OptimizerWrapper(WrappedOptimizer):
         _last[optimizer] = weakref.ref(self)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Returns the loss, scaled as the wrapped optimizer wants it before gradients are taken.
+        """Scales the loss as the wrapped optimizer requires before taking gradients.
 
         Raises:
           ValueError: a LossScaleOptimizer of Keras 3 has no scale yet, in a tf.function.
@@ -109,24 +105,24 @@ class OptimizerWrapper(WrappedOptimizer):
         return scaled_loss(self.optimizer, loss)
 
     def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
-        """Returns gradients of a scaled loss, tables' among them, as `apply_gradients` takes them.
+        """Unscales gradients of a scaled loss, tables' included, for `apply_gradients`.
 
-        Only a LossScaleOptimizer of tf_keras asks for it; others divide in their step.
+        Only a LossScaleOptimizer of tf_keras needs it; others unscale in their step.
         """
         if not hasattr(self.optimizer, "get_unscaled_gradients"):
             return list(grads)
         return self.optimizer.get_unscaled_gradients(grads)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Has weight decay leave variables alone, dynamic or dense, as of the wrapped optimizer.
+        """Excludes variables, dynamic or dense, from weight decay, as the wrapped optimizer does.
 
         Args:
           var_list: variables.
-          var_names: texts; a variable whose name has one of them is left alone.
+          var_names: strings; variables whose name contains one are excluded.
 
         Raises:
           NotImplementedError: the wrapped optimizer has no weight decay.
-          ValueError: it has updated dense variables before.
+          ValueError: it has already updated dense variables.
         """
         if not self._family.has_decay:
             raise NotImplementedError(
@@ -136,10 +132,10 @@ class OptimizerWrapper(WrappedOptimizer):
         self._inner.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the wrapped optimizer's description and this object's arguments; no states.
+        """Returns the wrapped optimizer's config and this object's arguments; no states.
 
         Raises:
-          NotImplementedError: optimizers of tf.compat.v1.train have no description.
+          NotImplementedError: optimizers of tf.compat.v1.train have no config.
         """
         return config_of(self.optimizer, self._family) | {
             "on_nonfinite": self.on_nonfinite,
@@ -151,11 +147,11 @@ class OptimizerWrapper(WrappedOptimizer):
         """Returns a new wrapper of a new optimizer.
 
         Args:
-          config: what `get_config` gave.
-          custom_objects: name -> class or function of one's own, such as a schedule, as of Keras.
+          config: from `get_config`.
+          custom_objects: custom classes or functions by name, such as a schedule, as in Keras.
 
         Raises:
-          TypeError: hvd.DistributedOptimizer asks, which would make an optimizer of the wrapper.
+          TypeError: hvd.DistributedOptimizer asks, which would make the wrapper an optimizer.
         """
         if is_horovods(cls):
             raise TypeError(
@@ -193,27 +189,27 @@ class OptimizerWrapper(WrappedOptimizer):
     def __dir__(self) -> list[str]:
         """Leaves `get_slot_names` out.
 
-        tf.train.Checkpoint looks for it here, and would want every state as a dense variable. The
-        states are saved with their table.
+        tf.train.Checkpoint looks for it, and would expect each state as a dense variable. The table
+        saves its states.
         """
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
     def get_slot_names(self) -> list[str]:
-        """Returns the names of the states of a row; legacy and TF1 optimizers' own names."""
+        """Returns the names of row states; legacy and TF1 optimizers' own names."""
         return own_names(settings_of(self._inner, self._family), self._family)
 
     def get_slot(self, var: DynamicVariable, name: str) -> Any:
-        """Returns a view of a state that this optimizer has of a variable's rows.
+        """Returns a view of this optimizer's state of a variable's rows.
 
-        `tf.nn.embedding_lookup` takes it in place of a variable.
+        `tf.nn.embedding_lookup` accepts it like a variable.
 
         Args:
-          var: a dynamic variable that was updated, or had its states made by `_create_slots`. Any
-            other is the wrapped optimizer's.
+          var: a dynamic variable that was updated or passed to `_create_slots`. Others go to the
+            wrapped optimizer.
           name: one of `get_slot_names()`, or the framework's name for it, such as TF1's "accum".
 
         Raises:
-          ValueError: it has no such state.
+          ValueError: there is no such state.
         """
         if isinstance(var, DynamicVariable):
             return view_of(self._inner, var, name)
@@ -221,7 +217,7 @@ class OptimizerWrapper(WrappedOptimizer):
 
     @property
     def _slots(self) -> Any:
-        """The slots of the wrapped optimizer, by SOK's name; AttributeError where it has none."""
+        """The wrapped optimizer's slots, by SOK's name; AttributeError without any."""
         return self._inner._slots
 
     @property
@@ -230,10 +226,10 @@ class OptimizerWrapper(WrappedOptimizer):
         return self.optimizer
 
     def _create_slots(self, vars: Any) -> None:
-        """Makes the states of variables' rows now rather than in the first update, as in SOK.
+        """Creates the row states of variables now instead of in the first update, as in SOK.
 
         Args:
-          vars: a dynamic variable or several. The wrapped optimizer makes those of dense ones.
+          vars: one or more dynamic variables. The wrapped optimizer creates those of dense ones.
         """
         listed = [vars] if isinstance(vars, tf.Variable) else list(vars)
         self._make_slots([var for var in listed if isinstance(var, DynamicVariable)])
@@ -241,14 +237,11 @@ class OptimizerWrapper(WrappedOptimizer):
 
 @unconverted
 class SGD(RowOptimizer):
-    """SOK's own optimizer, for dynamic and dense variables: `row -= lr * gradient`.
+    """SOK's own optimizer for dynamic and dense variables: `row -= lr * gradient`. Other arguments
+    as for `OptimizerWrapper`.
 
     Args:
       lr: learning rate; `self.lr` is a variable.
-      on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated and counted in
-        `num_nonfinite`. "error": the step raises before anything has changed.
-      stochastic_rounding: whether 16-bit rows are rounded up or down at random, so that small steps
-        count on average.
     """
 
     def __init__(
@@ -264,12 +257,12 @@ class SGD(RowOptimizer):
         global_step: Any = None,
         name: str | None = None,
     ) -> Any:
-        """Updates variables with their gradients: `row -= lr * gradient`.
+        """Updates variables: `row -= lr * gradient`.
 
         Raises:
-          TypeError: no variable of TensorFlow, or the gradient of a dynamic one is no
+          TypeError: not a TensorFlow variable, or the gradient of a dynamic one is no
             IndexedSlices.
-          ValueError: no variable has a gradient, or that of a dense variable has another shape.
+          ValueError: no variable has a gradient, or a dense gradient has another shape.
         """
         given = list(grads_and_vars)
         check_trained(given)
@@ -301,15 +294,15 @@ class SGD(RowOptimizer):
 
 
 def _refuse_in_loss_scales(name: str, package: Any) -> None:
-    """Has LossScaleOptimizers of a Keras refuse those of SOK when they are made.
+    """Makes the LossScaleOptimizers of a Keras reject SOK's when they are made.
 
-    That of Keras 3 would take one, and fail in its first step.
+    Keras 3's would accept one, and fail in its first step.
     """
     if name == "keras":
         hooks.around(
             package.optimizers.LossScaleOptimizer, "__init__", hooks.checking, _refuse_ours
         )
-    else:  # the class of that class says first what it takes
+    else:  # its metaclass reports wrong arguments first
         maker = type(package.mixed_precision.LossScaleOptimizer)
         hooks.around(maker, "__call__", hooks.checking, _refuse_ours)
 
@@ -324,7 +317,7 @@ def _refuse_ours(_: Any, inner_optimizer: Any = None, *__: Any, **___: Any) -> N
 
 
 def _check_dense(grad: Any, var: Any) -> None:
-    """Raises if a gradient does not fit a dense variable, as far as shapes are known."""
+    """Raises if a gradient does not match a dense variable, as far as shapes are known."""
     if not isinstance(var, tf.Variable):
         raise TypeError(
             "sok.SGD updates DynamicVariables and tf.Variables. Received: a variable of type "

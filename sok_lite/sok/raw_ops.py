@@ -1,9 +1,10 @@
 """`sok.raw_ops`: SOK's operations by name, as functions of handles.
 
-A handle is `variable.handle` of a DynamicVariable in dynamic mode, or one that `dummy_var_handle`
-makes and `dummy_var_initialize` gives a table. Everything acts on the part of this rank and works
-in eager mode, in a tf.function and in graphs of TF1. Attributes that SOK's operations have beside
-are taken under their names: `dtype` and `key_type` must be the table's. `name` has no effect.
+A handle is `variable.handle` of a DynamicVariable, or made by `dummy_var_handle` and given a table
+by `dummy_var_initialize`. Everything acts on this rank's part and works in eager mode, tf.functions
+and TF1 graphs. Further attributes of SOK's operations are accepted: `dtype` and `key_type` must be
+the table's; `name` has no effect. Operations that write return None in eager mode, the operation in
+a graph.
 """
 
 import json
@@ -51,10 +52,10 @@ __all__ = [
 ]
 
 
-# ---- handles, which a variable has or which have a table of their own ----------------------------
+# ---- handles, of variables or with their own table -----------------------------------------------
 
-# Attributes of a handle that `dummy_var_handle` made: what it is to be of, and the variable that
-# it then keeps. The variable refers to the handle weakly, so the table goes when the handle does.
+# Attributes of a handle from `dummy_var_handle`: its facts, and the variable that it keeps. The
+# variable refers to the handle weakly, so the table goes with the handle.
 _FACTS = "_sok_lite_facts"
 _KEPT = "_sok_lite_kept"
 
@@ -67,7 +68,7 @@ class _Facts(NamedTuple):
 
 
 class _OfHandle(DynamicVariable):
-    """The variable of a handle that `dummy_var_handle` made: TensorFlow knows it by that one."""
+    """The variable of a handle from `dummy_var_handle`, by which TensorFlow identifies it."""
 
     def __init__(self, handle: tf.Tensor, *args: Any, **kwargs: Any) -> None:
         self._weak_handle = weakref.ref(handle)
@@ -79,10 +80,10 @@ class _OfHandle(DynamicVariable):
 
     @_true_handle.setter
     def _true_handle(self, handle: tf.Tensor) -> None:
-        """Leaves out the handle that TensorFlow has made."""
+        """Ignores the handle that TensorFlow made."""
 
 
-# In eager mode, by (container, shared_name): two handles of one name are of one table.
+# Eager mode: by (container, shared_name), so two handles of a name share a table.
 _shared: "weakref.WeakValueDictionary[tuple[str, str], Any]" = weakref.WeakValueDictionary()
 
 
@@ -94,23 +95,22 @@ def dummy_var_handle(
     dtype: Any = tf.float32,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Returns a handle, which has no table before `dummy_var_initialize`.
+    """Returns a handle; `dummy_var_initialize` gives it a table.
 
-    The table lives as long as the handle. A tf.function that reads rows keeps the handle, and
-    TensorFlow keeps the graph of such a function for ever, for its gradient; a DynamicVariable is
-    not kept.
+    The table lives as long as the handle. TensorFlow keeps the graph of a tf.function that reads
+    rows for ever, for its gradient, and with it the handle; a DynamicVariable is not kept.
 
     While a tf.function is traced, the handle is made outside of it: that of its `shared_name`, or a
-    new one in each trace.
+    new one per trace.
 
     Args:
-      container, shared_name: in eager mode two calls with equal ones give one handle, unless
-        `shared_name` is empty.
+      container, shared_name: in eager mode equal ones return the same handle, unless `shared_name`
+        is empty.
       shape: (None, dimension).
-      key_type, dtype: of keys and rows, as of DynamicVariable.
+      key_type, dtype: of keys and rows, as for DynamicVariable.
 
     Raises:
-      ValueError: a shape of another kind, or the handle of that name is of another one.
+      ValueError: another shape, or the handle of that name has other facts.
     """
     shape = tf.TensorShape(shape)
     dim = tf.compat.dimension_value(shape[1]) if shape.rank == 2 else None
@@ -125,7 +125,7 @@ def dummy_var_handle(
 
 
 def _handle(container: str, facts: _Facts) -> tf.Tensor:
-    """Returns a handle in eager mode or in a graph of TF1."""
+    """Returns a handle in eager mode or in a TF1 graph."""
     shared_name = facts.shared_name
     is_eager = tf.executing_eagerly()
     handle = _shared.get((container, shared_name)) if is_eager and shared_name else None
@@ -142,7 +142,7 @@ def _handle(container: str, facts: _Facts) -> tf.Tensor:
         if shared_name:
             _shared[container, shared_name] = handle
     else:
-        # TensorFlow's own variable of that name would be another one.
+        # TensorFlow's variable of that name must be another one.
         handle = tf.raw_ops.VarHandleOp(container=container, shared_name=shared_name, **empty)
     setattr(handle, _FACTS, facts)
     return handle
@@ -158,20 +158,17 @@ def dummy_var_initialize(
     config: str = "{}",
     name: str | None = None,
 ) -> Any:
-    """Gives a handle its table. In a graph the operation is to be run before any other of it.
+    """Gives a handle its table. In a graph, run the operation before others of the handle.
 
     Args:
-      resource: what `dummy_var_handle` gave.
-      initializer: a string as of DynamicVariable, also as a tensor, or numbers, also as a list or
-        an array: the first counts.
-      var_type: "hbm" or "hybrid".
-      unique_name: of the table. It also seeds the rows.
-      key_type, dtype: as of the handle.
-      config: the options of DynamicVariable, as JSON.
+      initializer: a string as for DynamicVariable, also as a tensor, or numbers (also a list or
+        array), of which the first counts.
+      unique_name: of the table; also seeds the rows.
+      config: options of DynamicVariable, as JSON.
 
     Raises:
       RuntimeError: the handle has a table.
-      TypeError, ValueError: as DynamicVariable raises, or the types are not those of the handle.
+      TypeError, ValueError: as DynamicVariable, or types other than the handle's.
     """
     facts = getattr(resource, _FACTS, None)
     if variable_of(resource) is not None:
@@ -197,23 +194,23 @@ def dummy_var_initialize(
         name=unique_name,
         key_type=facts.key_type,
         dtype=facts.dtype,
-        trainable=False,  # a tape is told to watch the handle
+        trainable=False,  # tapes watch the handle explicitly
         **json.loads(config),
     )
     setattr(resource, _KEPT, variable)
-    # Read in graphs, so that a gradient can find its way.
+    # Read in graphs, for gradients to find their way.
     nothing = tf.zeros([0, facts.dimension], facts.dtype)
     return tf.raw_ops.AssignVariableOp(resource=resource, value=nothing)
 
 
 def _first(initializer: Any) -> Any:
-    """Returns a string, or the first number of what holds several; else the argument."""
+    """Returns a string, or the first of several numbers; else the argument."""
     if tf.is_tensor(initializer):
         if isinstance(initializer, tf.Variable) and tf.executing_eagerly():
             initializer = initializer.numpy()
         constant = tf.get_static_value(initializer)
         if constant is None:
-            return initializer  # DynamicVariable says what is expected
+            return initializer  # DynamicVariable reports what it expects
         initializer = constant
     if isinstance(initializer, (list, tuple, np.ndarray, np.generic)):
         initializer = np.asarray(initializer).reshape(-1)[:1].tolist()
@@ -222,7 +219,7 @@ def _first(initializer: Any) -> Any:
 
 
 def _variable_with(resource: Any, key_type: Any = None, dtype: Any = None) -> DynamicVariable:
-    """Returns the variable of a handle, or raises where its types are not these."""
+    """Returns the variable of a handle; raises if its types differ."""
     if not tf.is_tensor(resource) or resource.dtype != tf.resource:
         raise TypeError(
             "sok.raw_ops take the handle of a DynamicVariable, `variable.handle`. "
@@ -253,7 +250,7 @@ def _received(value: Any) -> str:
 
 
 def _is_of_table(handle: Any) -> bool:
-    """Whether it is the handle of a table, or was made for one."""
+    """Whether a handle is of a table, or was made for one."""
     return variable_of(handle) is not None or hasattr(handle, _FACTS)
 
 
@@ -276,7 +273,7 @@ class DummyVarSparseReadEvict(NamedTuple):
 
 
 class DistSelect(NamedTuple):
-    """(n,) keys by rank, (n,) int32 where each was, (num_splits,) int32 keys of each rank."""
+    """(n,) keys by rank, (n,) int32 original positions, (num_splits,) int32 keys per rank."""
 
     keys: tf.Tensor
     order: tf.Tensor
@@ -300,11 +297,7 @@ def dummy_var_shape(
 def dummy_var_assign(
     resource: tf.Tensor, indices: Any, values: Any, name: str | None = None
 ) -> Any:
-    """Sets the rows of keys, inserting keys that are new; of a repeated key the last row counts.
-
-    Returns:
-      None in eager mode, the operation in a graph.
-    """
+    """Sets the rows of keys, inserting new ones; the last row of a repeated key wins."""
     variable = _variable_with(resource)
     return _operation(writes.insert_or_assign(variable, "dummy_var_assign", indices, values))
 
@@ -325,10 +318,7 @@ def dummy_var_export_if(
 ) -> DummyVarExport:
     """Returns the keys, ascending, whose score is above a threshold, and their rows.
 
-    Scores are those of `variable.scores`: no times, as in SOK, but for kLru numbers of lookups.
-
-    Args:
-      threshold: a number of uint64, scalar or (1,).
+    Scores are uint64, of `variable.scores`: not times as in SOK, but numbers of lookups for kLru.
     """
     variable = _variable_with(resource, key_type, dtype)
     threshold = tf.reshape(tf.cast(threshold, tf.uint64), [1])
@@ -350,9 +340,9 @@ def dummy_var_export_if(
 def dummy_var_sparse_read(
     resource: tf.Tensor, indices: Any, dtype: Any = None, name: str | None = None
 ) -> tf.Tensor:
-    """Returns the rows of keys, inserting keys that are new: `tf.nn.embedding_lookup`.
+    """Returns the rows of keys, inserting new ones, as `tf.nn.embedding_lookup`.
 
-    Its gradient, of the handle and so of its variable, is an IndexedSlices of these keys.
+    Its gradient, for the handle and so its variable, is an IndexedSlices of these keys.
     """
     return local_lookup(_variable_with(resource, dtype=dtype), indices)
 
@@ -368,22 +358,14 @@ def dummy_var_sparse_read_evict(
 def dummy_var_scatter_add(
     resource: tf.Tensor, indices: Any, updates: Any, name: str | None = None
 ) -> Any:
-    """Adds rows to the rows of keys that are in the table; repeated keys are summed.
-
-    Returns:
-      None in eager mode, the operation in a graph.
-    """
+    """Adds to the rows of keys in the table; rows of repeated keys are summed."""
     return _scatter(writes.scatter_add, resource, indices, updates)
 
 
 def dummy_var_scatter_update(
     resource: tf.Tensor, indices: Any, updates: Any, name: str | None = None
 ) -> Any:
-    """Sets the rows of keys that are in the table; of a repeated key the last row counts.
-
-    Returns:
-      None in eager mode, the operation in a graph.
-    """
+    """Sets the rows of keys in the table; the last row of a repeated key wins."""
     return _scatter(writes.scatter_update, resource, indices, updates)
 
 
@@ -403,9 +385,9 @@ def group_lookup(
     """Returns the rows of each handle's own keys, on this rank only.
 
     Args:
-      handles: of DynamicVariables and of dense variables, mixed.
-      indices: as many tensors of keys, or of row numbers.
-      dtype: of the results; None: as the table, and tf.float32 for the handle of a dense variable.
+      handles: of dynamic and dense variables, mixed.
+      indices: as many tensors of keys, or row numbers.
+      dtype: of the results; None: the table's, and tf.float32 for a dense variable.
 
     Raises:
       ValueError: not as many indices as handles.
@@ -431,17 +413,16 @@ def group_lookup(
 
 
 def dist_select(indices: Any, num_splits: int, name: str | None = None) -> DistSelect:
-    """Groups keys by the rank that owns them: key mod `num_splits`, never negative.
+    """Groups keys by owner rank: key mod `num_splits`, never negative.
 
-    In each group they keep their order. `reorder(rows, order)` brings rows of the grouped keys back
-    to the order of `indices`.
+    Each group keeps its order. `reorder(rows, order)` restores the order of `indices`.
 
     Args:
       indices: (n,) integers.
       num_splits: number of ranks.
 
     Raises:
-      TypeError: keys are no integers. ValueError: no rank.
+      TypeError: keys are not integers. ValueError: no ranks.
     """
     if num_splits < 1:
         raise ValueError(f"`num_splits` must be at least 1. Received: num_splits={num_splits}.")
@@ -454,40 +435,32 @@ def dist_select(indices: Any, num_splits: int, name: str | None = None) -> DistS
 
 
 def reorder(embedding: Any, order: Any, name: str | None = None) -> tf.Tensor:
-    """Returns rows (n, ...) in another order: `out[order[i]] = embedding[i]`.
-
-    Args:
-      order: (n,) int32, each number below n once.
-    """
+    """Scatters rows (n, ...): `out[order[i]] = embedding[i]`; `order` is an int32 permutation."""
     embedding, order = tf.convert_to_tensor(embedding), tf.convert_to_tensor(order)
     result = tf.scatter_nd(order[:, None], embedding, tf.shape(embedding, order.dtype))
     return tf.ensure_shape(result, embedding.shape)
 
 
 def gather_ex(x: Any, idx: Any, name: str | None = None) -> tf.Tensor:
-    """Returns rows (n, ...) by number: `out[i] = x[idx[i]]`. It undoes `reorder`.
-
-    Args:
-      idx: (n,) int32.
-    """
+    """Gathers rows (n, ...) by int32 numbers: `out[i] = x[idx[i]]`. It undoes `reorder`."""
     return tf.gather(x, idx)
 
 
 def hotness_calculate(
     row_length_buffer: Any, num_gpus: int, num_lookups: int, name: str | None = None
 ) -> tf.Tensor:
-    """Returns the longest row of each lookup, over all ranks.
+    """Returns the maximum row length of each lookup, over all ranks.
 
     Args:
       row_length_buffer: (num_gpus * num_lookups * batch,) integers: the row lengths of each lookup
-        of rank 0, then those of rank 1, and so on.
+        of rank 0, then of rank 1, and so on.
 
     Returns:
       (num_lookups,) int32.
     """
     lengths = tf.reshape(row_length_buffer, [num_gpus, num_lookups, -1])
     longest = tf.reduce_max(tf.cast(lengths, tf.int32), [0, 2])
-    return tf.maximum(longest, 0)  # of no row
+    return tf.maximum(longest, 0)  # without rows
 
 
 # ---------------------------------------------------------------- stages of SOK's lookup

@@ -1,4 +1,4 @@
-"""What programs do with any table: `sok.export`, `sok.assign`; and which variables are ours."""
+"""Functions of any table: `sok.export`, `sok.assign`; and which variables are sok's."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,8 +21,8 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
 
     Args:
       var: a DynamicVariable or a sok_lite.keras.Table, or a view of an optimizer state of one.
-      cutoff: leaves out the keys of whose row now every |element| < cutoff, such as 1e-20 for the
-        rows that an optimizer has set to zero; None: none.
+      cutoff: skips keys whose row has every |element| < cutoff, such as 1e-20 for rows that an
+        optimizer set to zero; None: keeps all.
 
     Returns:
       (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
@@ -38,35 +38,35 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
       >>> keys.numpy().tolist(), rows.numpy().tolist()
       ([7, 9], [[1.0, 1.0], [2.0, 2.0]])
     """
-    # Views of states and other tables have the same method; no variable of TensorFlow has.
-    is_model = held.is_layer(var) and variable_of_layer(var) is var  # its `export` is another
+    # Views of states and other tables have this method; TensorFlow's variables do not.
+    is_model = held.is_layer(var) and variable_of_layer(var) is var  # its `export` differs
     if hasattr(var, "export") and not is_model:
         return var.export(cutoff=cutoff)
     return table_exports.export(_checked_variable(var, "export"), cutoff)
 
 
 def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:
-    """Sets the rows of keys on this rank, inserting keys that are new. No communication.
+    """Sets the rows of keys on this rank, inserting new ones. No communication.
 
-    Of several ranks each gives its own keys: those that it owns, or that have a row here.
+    On several ranks each passes its own keys: those that it owns, or that have a row here.
 
     Args:
-      var: a DynamicVariable or a sok_lite.keras.Table, or a view of an optimizer state of one: that
-        needs keys that have a row.
-      indices: (n,) integers; of a repeated key the last row counts.
+      var: a DynamicVariable or a sok_lite.keras.Table, or a view of an optimizer state of one,
+        which needs keys with a row.
+      indices: (n,) integers; the last row of a repeated key wins.
       values: (n, dimension).
-      scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
-        lookup would, which is 0 of a new key of kCustomized. A "hybrid" table refuses a new key
-        whose score is below all that it could evict.
+      scores: (n,) integers >= 0, stored with the keys whatever the strategy; None: as for a lookup,
+        which is 0 for a new key of kCustomized. A "hybrid" table refuses a new key whose score is
+        below all that it could evict.
 
     Returns:
       The variable in eager mode, the operation in a graph.
 
     Raises:
-      TypeError: `var` is no DynamicVariable, keys are no integers or rows no floats.
-      ValueError: shapes do not fit, a key does not fit the key type, other ranks own it and it has
-        no row here, or it has no row to have a state; a state comes with scores. Nothing has
-        changed then.
+      TypeError: `var` is no DynamicVariable, keys are not integers or rows not floats.
+      ValueError: shapes do not match, a key does not fit the key type, other ranks own it and it
+        has no row here, a state's key has no row, or a state comes with scores. Nothing has
+        changed.
 
     Examples:
       >>> items = sok.DynamicVariable(2, initializer=0.0, name="item")
@@ -97,7 +97,7 @@ def _checked_variable(var: Any, what: str) -> TableVariable:
 
 
 def table_variable(value: Any) -> TableVariable | None:
-    """Returns what a DynamicVariable or a sok_lite.keras.Table keeps its rows in; None: neither."""
+    """Returns the variable that holds the rows of a DynamicVariable or Table; None: neither."""
     variable = variable_of_layer(value)
     if isinstance(variable, DynamicVariable):
         return variable
@@ -106,11 +106,11 @@ def table_variable(value: Any) -> TableVariable | None:
 
 
 def tables_of(value: Any) -> list[Any]:
-    """Returns the variables that an argument names, those that a layer or model holds each once.
+    """Returns the variables in an argument; each table of a layer or model once.
 
     Args:
-      value: a variable, a layer or model, or a list, tuple or dict of such. What holds no table
-        comes as it is.
+      value: a variable, layer or model, or a list, tuple or dict of these. Anything without a table
+        is returned as is.
     """
     listed = list(value.values()) if isinstance(value, Mapping) else value
     listed = listed if isinstance(listed, (list, tuple)) else [listed]
@@ -118,9 +118,9 @@ def tables_of(value: Any) -> list[Any]:
     known = {id(each) for each in named}
     found: list[Any] = []
     for each in named:
-        # By name: that is one order on all ranks, whatever holds them.
+        # By name, for one order on all ranks, whatever holds them.
         tables = sorted((table for _, table in held.tables_in(each)), key=lambda table: table.name)
-        if not tables or tables[0] is each:  # it holds none, or is one
+        if not tables or tables[0] is each:  # it has none, or is one
             found.append(each)
         else:
             found += [table for table in tables if id(table) not in known]
@@ -129,11 +129,11 @@ def tables_of(value: Any) -> list[Any]:
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Splits variables into (sok's own, static ones too; others), each in its order there.
+    """Splits variables into (sok's, static ones included; others), each in order.
 
     Raises:
-      NotImplementedError: they are all that a model of Keras 3 lists, and leave out a table that
-        the model holds: name it beside them, [*model.trainable_variables, model.table].
+      NotImplementedError: they are all that a Keras 3 model lists, which leaves out a table of the
+        model: add it, [*model.trainable_variables, model.table].
     """
     listed = list(vars)
     left_out = left_out_of(listed)

@@ -1,4 +1,4 @@
-"""`sok-lite compile`: the kernels of this machine, before a job waits for them."""
+"""`sok-lite compile`: compiles this machine's kernels before a job has to wait for them."""
 
 import argparse
 import os
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     with (
         progress_bar("compile", len(wanted), args.progress) as add,
-        ThreadPoolExecutor(os.cpu_count()) as pool,  # NVRTC holds no lock of Python's
+        ThreadPoolExecutor(os.cpu_count()) as pool,  # NVRTC does not hold Python's lock
     ):
         for _ in pool.map(lambda one: binaries.get(*one), wanted):
             add(1)

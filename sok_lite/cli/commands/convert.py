@@ -1,4 +1,4 @@
-"""`sok-lite convert`: tables from one format into another."""
+"""`sok-lite convert`: converts tables between formats."""
 
 import argparse
 import inspect
@@ -96,7 +96,7 @@ def _convert(
 ) -> int:
     from_format, to_format = formats
     sources = chosen(open_sources(args.path, from_format, args.from_option), args.table, args.path)
-    # Those of a checkpoint are distinct: `verify` looks for others.
+    # A checkpoint's keys are distinct: `verify` checks that.
     notes = [_of_repeats(each, to_format) if from_format != OWN else "" for each in sources]
     with (
         watched(sources, "convert", args.progress) as shown,
@@ -117,14 +117,14 @@ def _convert(
 
 
 def _of_float64(from_format: str) -> str:
-    """Returns what to do with rows as NumPy and pandas have them, where tables have float32."""
+    """Returns the advice for float64 rows, as NumPy and pandas make them; tables have float32."""
     casts = "dtype" in inspect.signature(format_module(from_format).sources).parameters
     option = ". `--from-option dtype=float32` writes them as such" if casts else ""
     return f"the rows are float64: a table of float32 loads them with cast=True{option}"
 
 
 def _of_repeats(source: Source, to_format: str) -> str:
-    """Returns how many keys come more than once; "": none."""
+    """Returns how many keys repeat; "" for none."""
     kind, dtype, num_repeated, examples = key_dtype(source.key_type), _RECORD, 0, list[str]()
     with closing(Buckets([dtype], [source.num_keys])) as buckets:
         for piece in source.read("keys"):
@@ -145,7 +145,7 @@ def _of_repeats(source: Source, to_format: str) -> str:
 
 
 def _left_out(source: Source, has_texts: bool) -> Iterator[str]:
-    """Yields what no other format has a place for, or this one has none for."""
+    """Yields what the new format cannot hold."""
     if source.about.num_pending:
         yield f"{counted(source.about.num_pending, 'key')} without a row"
     texts = {} if has_texts else source.texts()

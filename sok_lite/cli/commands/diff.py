@@ -1,4 +1,4 @@
-"""`sok-lite diff`: what differs between two checkpoints: tables, keys, rows and other columns."""
+"""`sok-lite diff`: compares two checkpoints: tables, keys, rows and other columns."""
 
 import argparse
 from collections.abc import Iterator
@@ -25,21 +25,13 @@ _NUM_EXAMPLES = 5
 
 
 class Difference(NamedTuple):
-    """How a column differs.
+    """How a column differs between two tables."""
 
-    Attributes:
-      only: how many keys only one has, of each.
-      both: how many keys both have.
-      differing: of those, how many have other rows.
-      largest: the largest difference of two elements; NaN where one is NaN and the other is not.
-      examples: some keys: only in the first, only in the second, with other rows.
-    """
-
-    only: tuple[int, int]
-    both: int
-    differing: int
-    largest: float
-    examples: tuple[list[int], list[int], list[int]]
+    only: tuple[int, int]  # number of keys in only one table
+    both: int  # number of keys in both
+    differing: int  # number of those with different rows
+    largest: float  # difference of two elements; NaN if only one is NaN
+    examples: tuple[list[int], list[int], list[int]]  # only in either, different rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +94,7 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
             yield f"{what} {mine} and {theirs}"
     if first.key_type != second.key_type:
         return
-    # The keys alone where rows of different lengths cannot be compared.
+    # Only keys if rows of different lengths cannot be compared.
     column = "values" if first.dim == second.dim else "keys"
     compared = difference(sources, (column, column), args.tolerance)
     yield from _of_keys(args, sources, compared)
@@ -156,7 +148,7 @@ def _of_rows(what: str, sources: tuple[Source, Source], compared: Difference) ->
 
 
 def _with_texts(sources: tuple[Source, Source], keys: list[int]) -> list[str]:
-    """Returns keys, each with its text where one of two tables knows it."""
+    """Returns keys, each with its string if one of two tables knows it."""
     first, second = (source.texts_of(keys) for source in sources)
     return [named(key, second | first) for key in keys]
 
@@ -164,16 +156,15 @@ def _with_texts(sources: tuple[Source, Source], keys: list[int]) -> list[str]:
 def difference(
     sources: tuple[Source, Source], columns: tuple[str, str], tolerance: float
 ) -> Difference:
-    """Compares a column of two tables of one key type. Of a key that repeats the first counts.
+    """Compares a column of two tables of one key type. The first of a repeated key counts.
 
     Args:
-      sources: the tables.
-      columns: the name of the column in each; with rows of as many elements.
-      tolerance: elements may differ by so much; NaN is as NaN.
+      columns: the column's name in each; with equal row lengths.
+      tolerance: allowed difference of elements; NaN equals NaN.
 
     Raises:
-      OSError, ValueError: a table cannot be read, or there is no room for temporary files, which
-        have the bytes of the keys and the column of both.
+      OSError, ValueError: a table cannot be read, or temporary files do not fit, which take the
+        bytes of keys and column of both.
     """
     kinds = [column_of(*pair) for pair in zip(sources, columns, strict=True)]
     dtypes = [

@@ -1,4 +1,4 @@
-"""`sok-lite doctor`: what is installed, what is missing, and the line that mends it."""
+"""`sok-lite doctor`: lists what is installed and what is missing, with commands to fix it."""
 
 import argparse
 import importlib
@@ -24,10 +24,10 @@ HELP = "check what is installed, and print how to fix what is missing or broken"
 EXAMPLES = "sok-lite doctor"
 
 OK, MISSING, BROKEN = "ok", "missing", "BROKEN"
-# As pyproject.toml asks pip for.
+# As in pyproject.toml.
 _PYTHONS = (3, 10), (3, 14)
 _TENSORFLOWS = (2, 16), (2, 22)
-# Has CuPy launch on a stream of each thread.
+# Makes CuPy launch on per-thread streams.
 _STREAM_OF_THREAD = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 
 
@@ -48,19 +48,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Finding(NamedTuple):
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-      state: OK, MISSING where programs run without it, or BROKEN.
-      name: of the thing.
-      found: its version, or what is wrong.
-      mend: what to do; None: nothing.
-    """
-
-    state: str
+    state: str  # OK, MISSING if programs run without it, or BROKEN
     name: str
-    found: str
-    mend: str | None = None
+    found: str  # its version, or the problem
+    mend: str | None = None  # the fix
 
 
 def _python() -> Finding:
@@ -146,7 +139,7 @@ def _gpu() -> Finding:
 
 
 def _launches() -> Finding:
-    """Says how launches on a GPU are in order with TensorFlow's: docs/internals/tensorflow.md."""
+    """Reports how GPU launches are ordered with TensorFlow's work: docs/internals/tensorflow.md."""
     name = "GPU launches"
     if _version_of("tensorflow", "tensorflow-cpu") is None or default_backend() != "cuda":
         return Finding(OK, name, "none: they would need a GPU with tables, and TensorFlow")
@@ -156,7 +149,7 @@ def _launches() -> Finding:
         gpu.record_of(backend)
     except ValueError as error:
         return Finding(BROKEN, name, _short(error), "unset SOK_LITE_GPU_STREAM")
-    except Exception as error:  # CuPy has kinds of its own, such as of a GPU that is taken
+    except Exception as error:  # CuPy has its own error types, such as for a busy GPU
         return Finding(BROKEN, name, _short(f"{type(error).__name__}: {error}"))
     found = f"in order by way of {gpu.chosen!r}"
     reason = gpu.reasons.get("tensorflow")
@@ -196,12 +189,12 @@ def _mpi() -> Finding:
 
 
 def _cluster() -> Finding:
-    """Looks at TensorFlow's own variable for clusters, in which tables are refused."""
+    """Checks TensorFlow's cluster variable: tables are refused in a cluster."""
     try:
         jobs = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
         counts = {name: len(tasks) for name, tasks in jobs.items()}
     except (ValueError, TypeError, AttributeError):
-        counts = {}  # TensorFlow says what is wrong with it
+        counts = {}  # TensorFlow reports what is wrong with it
     if sum(counts.values()) <= 1 and "ps" not in counts:
         return Finding(OK, "cluster", "TF_CONFIG has none of several tasks")
     found = ", ".join(f"{count} {name}" for name, count in counts.items())
@@ -222,7 +215,7 @@ def _cache() -> Finding:
 
 
 def _package(name: str, purpose: str, wanted: str) -> Callable[[], Finding]:
-    """Returns the check of a package that some programs need."""
+    """Returns the check of an optional package."""
 
     def check() -> Finding:
         version = _version_of(name)
@@ -259,7 +252,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _failure_of(module: str) -> str | None:
-    """Returns why a module cannot be imported; None: it can."""
+    """Returns why a module cannot be imported, or None."""
     try:
         importlib.import_module(module)
     except Exception as error:

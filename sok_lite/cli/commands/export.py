@@ -1,4 +1,4 @@
-"""`sok-lite export`: one table as a file for other programs."""
+"""`sok-lite export`: writes one table as a file for other programs."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`sok-lite get`: the rows of a few keys, or of the texts whose hashes they are."""
+"""`sok-lite get`: prints the rows of a few keys, or of strings by their hashes."""
 
 import argparse
 import json
@@ -28,12 +28,7 @@ _A_LINE = 8  # elements of a row
 
 
 class _Asked(NamedTuple):
-    """A key of the command line.
-
-    Attributes:
-      key: a number of the key type.
-      text: whose hash it is; None: it was given as a number.
-    """
+    """A key of the command line; `text` is the string it is the hash of, or None for a number."""
 
     key: int
     text: bytes | None
@@ -75,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(given: str, source: Source, is_text: bool) -> _Asked:
-    """Returns the key that an argument means."""
+    """Parses a key argument."""
     if not is_text and _NUMBER.fullmatch(given):
         key, limits = int(given), np.iinfo(key_dtype(source.key_type).dtype)
         if not limits.min <= key <= limits.max:
@@ -94,11 +89,11 @@ def _asked(given: str, source: Source, is_text: bool) -> _Asked:
 
 
 def _found(source: Source, asked: Sequence[_Asked], with_states: bool) -> list[dict[str, Any]]:
-    """Returns what the table has of each key, in the words of the JSON that is printed.
+    """Returns what the table has of each key, as printed in JSON.
 
-    Always "key" and "found"; "text" where it is known; "row", "states" and "score" as there are;
-    "last_seen_lookup" and "last_seen", in seconds since 1970; of a key that has no row yet "seen",
-    how often.
+    Always "key" and "found"; "text" if known; "row", "states" and "score" if present;
+    "last_seen_lookup" and "last_seen", in seconds since 1970; for a key without a row yet "seen",
+    its count.
     """
     states = source.states if with_states else ()
     keys = dict.fromkeys(each.key for each in asked)
@@ -139,11 +134,11 @@ def _states(states: Sequence[StateFacts], has: Mapping[str, np.ndarray]) -> list
     ]
 
 
-# ---- for programs --------------------------------------------------------------------------------
+# ---- JSON output ---------------------------------------------------------------------------------
 
 
 def _for_json(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what JSON can hold: rows as lists, texts as strings."""
+    """Converts rows to lists, and bytes to strings."""
     made = dict(described)
     if "text" in made:
         made["text"] = readable(made["text"])
@@ -155,14 +150,14 @@ def _for_json(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(row: np.ndarray) -> list[int | float | None]:
-    """Returns the shortest numbers that read back as the same; None: JSON has no such number."""
+    """Returns the shortest numbers that read back as the same; None for NaN and infinities."""
     if row.dtype.kind == "i":
         return list(row.tolist())
     numbers = [float(str(number)) for number in row]
     return [number if math.isfinite(number) else None for number in numbers]
 
 
-# ---- for people ----------------------------------------------------------------------------------
+# ---- text output ---------------------------------------------------------------------------------
 
 
 def _lines(described: Mapping[str, Any], num_lookups: int) -> list[str]:
@@ -193,9 +188,9 @@ def _lines(described: Mapping[str, Any], num_lookups: int) -> list[str]:
 
 
 def _row_lines(row: np.ndarray) -> list[str]:
-    """Returns a row in columns, some elements on a line."""
+    """Formats a row in columns."""
     is_short, is_integer = row.size <= _A_LINE, row.dtype.kind == "i"
-    digits = 6 if is_short else 4  # so that a line has some 100 columns
+    digits = 6 if is_short else 4  # for lines of about 100 columns
     numbers = [str(number) if is_integer else f"{number:.{digits}g}" for number in row.tolist()]
     if is_short:
         return [" ".join(numbers)]

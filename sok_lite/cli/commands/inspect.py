@@ -1,4 +1,4 @@
-"""`sok-lite inspect`: what a checkpoint, or another file of tables, has."""
+"""`sok-lite inspect`: shows the contents of a checkpoint, or another file of tables."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from sok_lite.reports.text import at_time, counted
 HELP = "list the tables of a checkpoint: keys, row format, bytes, ranks, optimizer states"
 EXAMPLES = "sok-lite inspect runs/model\nsok-lite inspect runs/model --table user --json"
 
-# As a dump writes it, and what Keras calls it.
+# As a dump names them, and as Keras does.
 _OF_KERAS = {
     "constant": "Constant",
     "uniform": "RandomUniform",
@@ -73,7 +73,7 @@ def _describe(source: Source, found: Manifest | None) -> dict[str, Any]:
 
 
 def _facts_of_manifest(facts: TableFacts) -> dict[str, Any]:
-    """Returns what a manifest of ours says beside the columns; the bytes are those of the files."""
+    """Returns a manifest's facts besides columns; bytes are those of the files."""
     spans = [shard.facts.get("spans", {}) for shard in facts.shards]
     times = [time for span in spans for time in span.get("ends", [])]
     return {
@@ -99,7 +99,7 @@ def _text(described: dict[str, Any]) -> str:
         saves = [f"{name} {what}" for name, what in described["saves"].items()]
         lines.append(f"saves: {', '.join(saves)}")
     lines += _of_extra(described.get("extra", {}))
-    # Which optimizer a state is of is worth a word where there are several.
+    # A state's optimizer is shown only if there are several.
     groups = {state["group"] for table in tables for state in table["states"]}
     for table in tables:
         lines += ["", f"table {table['name']!r}"]
@@ -108,14 +108,14 @@ def _text(described: dict[str, Any]) -> str:
 
 
 def _of_extra(extra: dict[str, Any]) -> list[str]:
-    """Returns what the caller of the dump added, in words where the callers are ours."""
+    """Returns what the caller of the dump added, described for callers that are ours."""
     others, lines = dict(extra), []
     place, steps = others.get(KERAS_EXTRA), others.get("iterations")
     if isinstance(place, dict) and {"steps", "epoch"} <= place.keys():
         lines.append(f"training: step {place['steps']}, {place['epoch']} complete epochs")
         del others[KERAS_EXTRA]
     if isinstance(steps, list) and steps and all(type(count) is int for count in steps):
-        # Of a wrapper and of the optimizer in it, which counts none where nothing is dense.
+        # The wrapper's, and that of its optimizer, which counts only steps with dense variables.
         lines.append(f"optimizer steps: {max(steps)}")
         del others["iterations"]
     return [*lines, f"extra: {json.dumps(others)}"] if others else lines

@@ -1,4 +1,4 @@
-"""`sok-lite merge`: several checkpoints as one; of a key that several have, the last one counts."""
+"""`sok-lite merge`: merges checkpoints; the last of a repeated key wins."""
 
 import argparse
 import os
@@ -72,14 +72,10 @@ def _merge(args: argparse.Namespace, to: str) -> int:
 
 
 class MergedSource(JoinedSource):
-    """Several sources as one, without keys that repeat. Keep its Buckets open while it is read.
+    """Several sources of one name as one without repeated keys; later ones win.
 
-    Args:
-      sources: of one name, at least one; the later ones win.
-
-    Raises:
-      WrongUse: they differ in dim, dtype or key type. OSError, ValueError: the keys cannot be read,
-        or kept in a temporary file.
+    Keep its Buckets open while reading it. WrongUse: they differ in dim, dtype or key type.
+    OSError, ValueError: keys cannot be read, or do not fit in temporary files.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -92,7 +88,7 @@ class MergedSource(JoinedSource):
         self._buckets = Buckets([_RECORD], [total])
         try:
             path = os.path.join(self._buckets.folder, "kept")
-            # A byte of a file for each key: pages that the system may take back.
+            # One byte per key in a mapped file, whose pages the system can evict.
             self._kept = np.memmap(path, bool, "w+", shape=(max(1, total),))
             self._mark(sum(num_rows))
         except BaseException:
@@ -109,13 +105,11 @@ class MergedSource(JoinedSource):
         """Removes the temporary files."""
         self._buckets.close()
 
-    find = Source.find  # of what `read` yields: the last one of a key counts
+    find = Source.find  # of what `read` yields: the last of a key counts
 
     def _mark(self, num_rows: int) -> None:
-        """Finds out what to take of each key: its last row, else its last pending count.
-
-        Args:
-          num_rows: keys at places below have a row.
+        """Marks what to keep of each key: its last row (at places below `num_rows`), else its last
+        pending count.
         """
         place, kind = 0, key_dtype(self.key_type)
         for column in ("keys", "sighted_keys"):
@@ -129,7 +123,7 @@ class MergedSource(JoinedSource):
                     self._buckets.add(0, records)
                     place += keys.size
         for (records,) in self._buckets:
-            # A key's pending counts, then its rows, each in file order: the last one of all counts.
+            # A key's pending counts, then its rows, each in file order: the last one wins.
             order = np.lexsort((records["place"], records["place"] < num_rows, records["key"]))
             records = records[order]
             is_last = firsts(records["key"][::-1])[::-1]

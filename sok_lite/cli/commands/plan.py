@@ -1,4 +1,4 @@
-"""`sok-lite plan`: whether tables have room on machines, and how to make them."""
+"""`sok-lite plan`: computes whether tables fit on machines, and how to make them."""
 
 import argparse
 import json
@@ -27,9 +27,9 @@ from sok_lite.engine.table.summary import as_bytes
 from sok_lite.reports.text import counted
 
 GIB = 1 << 30
-# More keys than this many times those planned are not looked for.
+# Stop looking for room beyond this many times the planned keys.
 MOST_ROOM = 64
-_DIGITS = 12  # of the factor of the keys that have room, in bits
+_DIGITS = 12  # precision, in bits, of the factor of keys that fit
 
 HELP = "estimate whether tables fit on machines, and print how to create them"
 EXAMPLES = (
@@ -43,7 +43,7 @@ _RULES: dict[str, UpdateRule] = {
     name.lower(): getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"
 } | {"amsgrad": Adam(amsgrad=True)}
 _DEFAULT = "adam"
-# Those that `sk.Table(optimizer=...)` takes by name, and those of sok_lite.optimizers.
+# Optimizers that `sk.Table(optimizer=...)` takes by name, and those of sok_lite.optimizers.
 _OF_KERAS = (
     *("sgd", "adadelta", "adagrad", "adam", "adamw", "adamax"),
     *("ftrl", "lion", "nadam", "rmsprop"),
@@ -67,30 +67,20 @@ _PARTS = (
 )
 
 
-# ---- where tables go, on machines of known sizes -------------------------------------------------
+# ---- placement of tables on machines of known sizes ----------------------------------------------
 
 
 class Need(NamedTuple):
-    """A table that there is to be.
-
-    Attributes:
-      name: of the table.
-      num_keys: of all ranks together.
-      dim, dtype: of the rows.
-      state_size: elements of the optimizer states of a row, together.
-      ids: that a row of the batch has for it.
-      optimizer: that has such states; None: not known.
-      arguments: of the table's constructor, further ones.
-    """
+    """A table to plan for."""
 
     name: str
-    num_keys: int
+    num_keys: int  # on all ranks together
     dim: int
     dtype: str
-    state_size: int
-    ids: float = 1.0
-    optimizer: str | None = None
-    arguments: tuple[str, ...] = ()
+    state_size: int  # elements of all optimizer states of a row
+    ids: float = 1.0  # per batch row
+    optimizer: str | None = None  # that has such states, if known
+    arguments: tuple[str, ...] = ()  # further ones of the table's constructor
 
     @property
     def row(self) -> RowBytes:
@@ -99,47 +89,26 @@ class Need(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """The machines that are to hold the tables.
+    """The machines that hold the tables."""
 
-    Attributes:
-      ranks: processes, one for each GPU.
-      ranks_of_host: of one machine.
-      near, far: bytes that a rank's tables may take of its GPU, and of its host's memory; without a
-        GPU near is the host's memory, and there is no far.
-    """
-
-    ranks: int
-    ranks_of_host: int
-    near: int
-    far: int
+    ranks: int  # processes, one for each GPU
+    ranks_of_host: int  # per machine
+    near: int  # bytes for a rank's tables in GPU memory; in host memory without GPUs
+    far: int  # bytes for a rank's tables in host memory, besides near
 
 
 class Planned(NamedTuple):
-    """A table as it is to be made.
-
-    Attributes:
-      need: what it is for.
-      num_keys: on the rank that has most.
-      max_capacity: of a "hybrid" table; None: it is an "hbm" table.
-      max_hbm_for_vectors: of a "hybrid" table, in GiB.
-      bytes: its memory on that rank.
-    """
+    """A table as planned."""
 
     need: Need
-    num_keys: int
-    max_capacity: int | None
-    max_hbm_for_vectors: float | None
-    bytes: TableBytes
+    num_keys: int  # on the fullest rank
+    max_capacity: int | None  # of a "hybrid" table; None: an "hbm" table
+    max_hbm_for_vectors: float | None  # of a "hybrid" table, in GiB
+    bytes: TableBytes  # on that rank
 
 
 class Plan(NamedTuple):
-    """All tables on the machines.
-
-    Attributes:
-      machines: the argument.
-      tables: as they are to be made.
-      too_many: names of tables that have more keys than one rank can hold.
-    """
+    """All tables on the machines; `too_many` names tables with more keys than a rank can hold."""
 
     machines: Machines
     tables: list[Planned]
@@ -147,25 +116,24 @@ class Plan(NamedTuple):
 
     @property
     def near(self) -> int:
-        """Near memory of a rank."""
+        """Near memory per rank."""
         return sum(table.bytes.near for table in self.tables)
 
     @property
     def far(self) -> int:
-        """Far memory of a rank."""
+        """Far memory per rank."""
         return sum(table.bytes.far for table in self.tables)
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for all."""
         has_room = self.near <= self.machines.near and self.far <= self.machines.far
         return has_room and not self.too_many
 
 
 def plan(needs: Sequence[Need], machines: Machines) -> Plan:
-    """Returns where tables are to be: near as far as they have room, the largest in two tiers.
+    """Places tables in near memory while they fit, and the largest in two tiers.
 
-    Where there is no room it is the plan that lacks least.
+    Without enough room it returns the plan that lacks least.
     """
     order = sorted(range(len(needs)), key=lambda i: -needs[i].num_keys * needs[i].row.total)
     counts = range(len(needs) + 1) if machines.far else range(1)
@@ -177,7 +145,7 @@ def plan(needs: Sequence[Need], machines: Machines) -> Plan:
 
 
 def room(needs: Sequence[Need], machines: Machines) -> float:
-    """Returns how many times as many keys have room, up to `MOST_ROOM`; rounded down."""
+    """Returns by what factor keys could grow, up to `MOST_ROOM`; rounded down."""
 
     def fits(factor: float) -> bool:
         more = [need._replace(num_keys=math.ceil(need.num_keys * factor)) for need in needs]
@@ -193,16 +161,13 @@ def room(needs: Sequence[Need], machines: Machines) -> float:
 
 
 def keys_of_rank(num_keys: int, ranks: int) -> int:
-    """Returns how many of the keys the rank has that has most.
-
-    Ranks differ by chance: four standard deviations above the mean.
-    """
+    """Returns the number of keys on the fullest rank: four standard deviations above the mean."""
     mean = num_keys / ranks
     return math.ceil(mean + (4 * math.sqrt(mean) if ranks > 1 else 0))
 
 
 def _with_tiers(needs: Sequence[Need], in_tiers: set[int], machines: Machines) -> Plan:
-    """Returns a plan in which some tables have two tiers and the others are near."""
+    """Returns a plan with the given tables in two tiers and the others near."""
     counts = [keys_of_rank(need.num_keys, machines.ranks) for need in needs]
     pairs = list(zip(needs, counts, strict=True))
     capacities = [
@@ -216,7 +181,7 @@ def _with_tiers(needs: Sequence[Need], in_tiers: set[int], machines: Machines) -
         else hybrid_bytes(count, need.row, capacity, 0)
         for (need, count), capacity in zip(pairs, capacities, strict=True)
     ]
-    # What is left of the near memory is dealt to the tables of two tiers by their size.
+    # The remaining near memory is split among two-tier tables by size.
     left = machines.near - sum(size.near for size in least)
     all_near = [
         0 if capacity is None else hybrid_bytes(count, need.row, capacity, count).near - size.near
@@ -236,7 +201,7 @@ def _with_tiers(needs: Sequence[Need], in_tiers: set[int], machines: Machines) -
 
 
 def _rounded_down(number: float) -> float:
-    """Returns a number of three digits that is not above another."""
+    """Rounds down to three digits."""
     if number <= 0:
         return 0.0
     places = 2 - math.floor(math.log10(number))
@@ -244,7 +209,7 @@ def _rounded_down(number: float) -> float:
 
 
 class Sent(NamedTuple):
-    """Bytes that a rank sends to others in a step of training, at most."""
+    """Upper bounds of the bytes that a rank sends to others per training step."""
 
     keys: int
     rows: int
@@ -252,16 +217,11 @@ class Sent(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of keys, rows and gradients."""
         return sum(self)
 
 
 def sent(needs: Sequence[Need], ranks: int, batch: int) -> Sent:
-    """Returns what a rank sends to others in a step if no id of its batch comes twice.
-
-    Args:
-      batch: rows of the step, of all ranks together.
-    """
+    """Returns what a rank sends per step if no id repeats; `batch` is of all ranks together."""
     keys = rows = gradients = 0.0
     for need in needs:
         others = batch * need.ids / ranks * (ranks - 1) / ranks
@@ -353,7 +313,7 @@ def run(args: argparse.Namespace) -> int:
     return FINE if found.fits else FINDINGS
 
 
-# ---- what is asked -------------------------------------------------------------------------------
+# ---- the request ---------------------------------------------------------------------------------
 
 
 def _count(number: str) -> int:
@@ -417,7 +377,7 @@ def _state_size(optimizer: str, dim: int) -> int:
 
 
 def _parse_table(given: str, args: argparse.Namespace) -> Need:
-    """Returns a table of --table."""
+    """Parses --table."""
     parts = dict(part.partition("=")[::2] for part in given.split(","))
     known = {"name", "keys", "dim", "dtype", "optimizer", "ids"}
     if set(parts) - known or not {"name", "keys", "dim"} <= set(parts):
@@ -436,7 +396,7 @@ def _parse_table(given: str, args: argparse.Namespace) -> Need:
 
 
 def _now(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns what each table of PATH has; none without PATH."""
+    """Returns facts of each table of PATH; [] without PATH."""
     if args.path is None:
         return []
     found = []
@@ -477,7 +437,7 @@ def _needs_of(args: argparse.Namespace) -> list[Need]:
 
 
 def _optimizer_of(source: Source) -> str | None:
-    """Returns the first optimizer that has the states of a table; None: there are none."""
+    """Returns the first optimizer with the states of a table, or None."""
     states = {state.name: state.dim for state in source.states}
     for name, rule in _RULES.items() if states else ():
         if {each: size for each, (size, _) in rule.kinds(source.dim).items()} == states:
@@ -486,9 +446,9 @@ def _optimizer_of(source: Source) -> str | None:
 
 
 def _own_optimizers(needs: Sequence[Need]) -> list[str | None]:
-    """Returns what `sk.Table(optimizer=...)` is given for each table; None: nothing.
+    """Returns the `sk.Table(optimizer=...)` of each table, or None.
 
-    The model is compiled with the optimizer of Keras that most of them have.
+    The model is compiled with the most frequent Keras optimizer.
     """
     known = Counter(need.optimizer for need in needs if need.optimizer in _OF_KERAS)
     (common, _), *_ = [*known.most_common(1), (None, 0)]
@@ -518,7 +478,7 @@ def _machines(args: argparse.Namespace) -> Machines:
     return Machines(ranks, of_host, int(args.gpu_gb * usable), host)
 
 
-# ---- what is answered ----------------------------------------------------------------------------
+# ---- the answer ----------------------------------------------------------------------------------
 
 
 def _describe(found: Plan, args: argparse.Namespace) -> dict[str, Any]:
@@ -567,7 +527,7 @@ def _describe(found: Plan, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _would_help(needs: Sequence[Need], found: Plan, has_gpus: bool) -> list[dict[str, Any]]:
-    """Returns changes and the bytes that each saves on a rank, the most first."""
+    """Returns changes with the bytes that each saves per rank, largest first."""
     halves = [need._replace(dtype="bfloat16") for need in needs]
     changes = [("rows of bfloat16", halves, found.machines)]
     for name in ("adagrad", "rowwiseadagrad", "sgd"):
@@ -590,10 +550,10 @@ def _would_help(needs: Sequence[Need], found: Plan, has_gpus: bool) -> list[dict
 
 
 def _as_ranks(machines: Machines, has_gpus: bool) -> str:
-    """Returns how many ranks there are on how many machines, and how to plan for those."""
+    """Describes the number of ranks and machines, and the arguments to plan for those."""
     ranks, of_host = machines.ranks, machines.ranks_of_host
     what = f"{ranks} ranks"
-    if has_gpus and not machines.far:  # of what is in GPUs machines share nothing
+    if has_gpus and not machines.far:  # machines share nothing of what is in GPUs
         return what
     is_default = of_host == min(ranks, _RANKS_OF_HOST)
     option = "" if is_default else f" (--ranks-per-host {of_host})"
@@ -611,11 +571,11 @@ def _launch(machines: Machines) -> str:
     return f"horovodrun -np {ranks}{where} python train.py"
 
 
-# ---- the text that is printed --------------------------------------------------------------------
+# ---- the printed text ----------------------------------------------------------------------------
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """Returns the text of a plan: the verdict first, then what follows from it."""
+    """Formats a plan, the verdict first."""
     lines = [_verdict(answer), *_now_lines(answer)]
     if answer["fits"]:
         lines += ["", f"create the tables ({'; '.join(_imports(answer))})"]
@@ -652,7 +612,7 @@ def _verdict(answer: Mapping[str, Any]) -> str:
 
 
 def _of_limit(answer: Mapping[str, Any], tier: str) -> str:
-    """Returns what tables take of the memory of a tier."""
+    """Formats the tables' share of a tier's memory."""
     used, limit = answer[f"{tier}_bytes"], answer[f"{tier}_limit_bytes"]
     unit = _unit(used)
     more = f" {unit[0]}" if unit != _unit(limit) else ""
@@ -660,7 +620,7 @@ def _of_limit(answer: Mapping[str, Any], tier: str) -> str:
 
 
 def _now_lines(answer: Mapping[str, Any]) -> list[str]:
-    """Returns what the tables of a checkpoint have, and by how much there are to be more keys."""
+    """Formats the tables of a checkpoint, and by how much keys will grow."""
     planned = f"planned for {answer['times']:,g} times as many keys"
     has_growth = answer["times"] != 1
     if not answer["now"]:
@@ -679,7 +639,7 @@ def _now_lines(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _imports(answer: Mapping[str, Any]) -> list[str]:
-    """Returns what the constructors need."""
+    """Returns the imports for the constructors."""
     given = {table["optimizer"] for table in answer["tables"]} - {None}
     ours = sorted(each.removesuffix("()") for each in given if each.endswith("()"))
     of_ours = [f"from sok_lite.optimizers import {', '.join(ours)}"] if ours else []
@@ -722,7 +682,7 @@ def _memory_line(name: str, sizes: list[int], far: str, unit: tuple[str, int]) -
 
 
 def _table_lines(answer: Mapping[str, Any]) -> list[str]:
-    """Returns what a key of each table takes, and its part of the memory."""
+    """Formats the memory per key of each table, and its share."""
     title = "bytes per key"
     width = max(len(title) - 2, *(len(table["name"]) for table in answer["tables"]))
     everything = max(1, answer["near_bytes"] + answer["far_bytes"])
@@ -776,7 +736,7 @@ def _assumption_lines(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _unit(num_bytes: float) -> tuple[str, int]:
-    """Returns the unit of so many bytes, and its bytes; GiB from a tenth of one on."""
+    """Returns a unit for a number of bytes, and its bytes; GiB from a tenth of one."""
     if num_bytes >= GIB / 10:
         return "GiB", GIB
     return ("MiB", 1 << 20) if num_bytes >= (1 << 20) / 10 else ("KiB", 1 << 10)

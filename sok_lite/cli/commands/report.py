@@ -1,7 +1,7 @@
-"""`sok-lite report`: what training has made of the tables of a checkpoint.
+"""`sok-lite report`: reports on the content of a checkpoint's tables.
 
-`inspect` says what a checkpoint says of itself, without reading a row. A report reads all rows, and
-is what `sok_lite.report` gives of tables in memory: the two can be compared.
+`inspect` shows a checkpoint's own description without reading a row. A report reads all rows, and
+is comparable to `sok_lite.report` of live tables.
 """
 
 import argparse

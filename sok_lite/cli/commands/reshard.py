@@ -1,4 +1,4 @@
-"""`sok-lite reshard`: a checkpoint as if another number of ranks had dumped it."""
+"""`sok-lite reshard`: rewrites a checkpoint for another number of ranks."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`sok-lite verify`: whether a checkpoint is whole. Every byte of it is read."""
+"""`sok-lite verify`: checks every byte of a checkpoint."""
 
 import argparse
 import os
@@ -64,18 +64,10 @@ def run(args: argparse.Namespace) -> int:
 def _findings_of_table(
     folder: str, facts: TableFacts, add: Callable[[int], object]
 ) -> Iterator[str]:
-    """Yields what is wrong with a table: the file, the table, the chunk where one is.
+    """Yields the faults of a table: of the file, the table, or a chunk; `add` counts bytes read.
 
-    Memory is needed for a chunk and a bucket of keys, and for the keys of a rank where there are
-    increments; disk for all keys, in temporary files.
-
-    Args:
-      folder: of the checkpoint.
-      facts: of the table.
-      add: called with the number of bytes that were read.
-
-    Raises:
-      OSError: a file is there and cannot be read, or there is no room for temporary files.
+    It needs memory for a chunk and a bucket of keys, and with increments for the keys of a rank;
+    disk for all keys, in temporary files. OSError: a file cannot be read, or those do not fit.
     """
     total = sum(shard.rows for shard in facts.shards)
     with closing(Buckets([_RECORD], [total])) as buckets:
@@ -97,7 +89,7 @@ def _findings_of_table(
 def _open_checked(
     folder: str, facts: TableFacts, shard: Shard, add: Callable[[int], object]
 ) -> tuple[ShardReader | None, list[str]]:
-    """Returns a reader of a file, None where it cannot be used, and what is wrong with it."""
+    """Returns a reader of a file, None if unusable, and its faults."""
     path = path_of(folder, shard)
     try:
         findings = [
@@ -117,7 +109,7 @@ def _open_checked(
 def _wrong_texts(
     folder: str, facts: TableFacts, file: TextFile, add: Callable[[int], object]
 ) -> Iterator[str]:
-    """Yields what is wrong with a file of texts, all of which is in memory for this."""
+    """Yields the faults of a file of strings, which it reads into memory."""
     path = path_of(folder, file)
     try:
         read_texts(file, facts.name, folder)
@@ -129,12 +121,12 @@ def _wrong_texts(
 
 
 def _reason(error: ValueError) -> str:
-    """Returns what is wrong, of the text of a load."""
+    """Returns the fault from the error text of a load."""
     return str(error).partition(" is corrupt: ")[2].partition(". Nothing was loaded")[0]
 
 
 def _missing_rows(folder: str, facts: TableFacts, shard: Shard) -> Iterator[str]:
-    """Yields whether an increment has keys without a row, whose keys are in memory for this."""
+    """Yields whether an increment has keys without a row, holding its keys in memory."""
     try:
         SavedFile(shard, partial(open_shard, facts, folder=folder)).newest_rows()
     except ValueError as error:
@@ -142,7 +134,7 @@ def _missing_rows(folder: str, facts: TableFacts, shard: Shard) -> Iterator[str]
 
 
 def _wrong_chunks(path: str, shard: Shard, add: Callable[[int], object]) -> Iterator[int]:
-    """Yields the chunks of a file of the right size that are not as they were written."""
+    """Yields the changed chunks of a file of the right size."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size != shard.written.num_bytes:
             return
@@ -156,7 +148,7 @@ def _wrong_chunks(path: str, shard: Shard, add: Callable[[int], object]) -> Iter
 def _keys(
     folder: str, facts: TableFacts, rank: int, reader: ShardReader, buckets: Buckets
 ) -> Iterator[str]:
-    """Keeps the keys of a file for `_repeats`; yields whether other ranks own some."""
+    """Collects the keys of a file for `_repeats`; yields whether other ranks own some."""
     kind, num_ranks = key_dtype(facts.key_type), len(facts.shards)
     rule = owner_rule(facts.owner, num_ranks)
     shard, step = facts.shards[rank], CHUNK_BYTES // kind.dtype.itemsize
@@ -184,7 +176,7 @@ def _keys(
 
 
 def _repeats(folder: str, facts: TableFacts, buckets: Buckets) -> Iterator[str]:
-    """Yields whether a key is there more than once."""
+    """Yields whether keys repeat."""
     kind, num_repeats, examples = key_dtype(facts.key_type), 0, list[str]()
     for (records,) in buckets:
         is_first = firsts(records["key"])

@@ -1,14 +1,14 @@
-"""The formats of files that the command line reads and writes: one module each.
+"""The file formats of the command line, one module each.
 
 A module has
 
-  detect(path) -> bool               whether what is there looks like its format
-  sources(path, **options)           a list of the tables there, each a `Source` of the engine
-  write(path, sources, **options)    writes tables there
+  detect(path) -> bool               whether what is there looks like its format sources(path,
+  **options)           a list of the tables there, each a `Source` of the engine write(path,
+  sources, **options)    writes tables there
 
 or the first two or the last one of them. Where it writes the texts of keys that a table keeps, it
-says `HOLDS_TEXTS = True`. Where it writes a folder that the command line replaces
-and `detect` does not look at all that is in it, it has
+says `HOLDS_TEXTS = True`. Where it writes a folder that the command line replaces and `detect` does
+not look at all that is in it, it has
 
   others(path) -> list[str]          names of what is there and not of its format
 
@@ -26,7 +26,7 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.shard import open_file
 
-# Name, for the user, and module. Those are asked in this order what a path is.
+# Format name and module, in the order of detection.
 FORMATS = {
     "sok_lite": "checkpoint",
     "sok": "sok",
@@ -40,7 +40,7 @@ FORMATS = {
     "tfra_tensorflow": "tfra_checkpoint",
     "tfplus": "tfplus",
 }
-# The format of a file to be written, by the ending of its name.
+# Format by file name ending, for writing.
 _ENDINGS = {
     ".npz": "npz",
     ".parquet": "parquet",
@@ -53,11 +53,7 @@ _NPY = b"\x93NUMPY"
 
 
 def format_module(name: str) -> ModuleType:
-    """Returns the module of a format.
-
-    Raises:
-      WrongUse: there is no such format.
-    """
+    """Returns the module of a format. WrongUse: unknown format."""
     if name == "torch":
         raise WrongUse(
             "format 'torch' is gone: write numpy.savez(path, keys=keys.numpy(), "
@@ -74,22 +70,21 @@ def names_with(function: str) -> list[str]:
 
 
 def format_of_ending(path: str) -> str | None:
-    """Returns the format that the ending of a file's name says; None: it says none."""
+    """Returns the format of a file name's ending, or None."""
     return _ENDINGS.get(os.path.splitext(path)[1].lower())
 
 
 def detected_format(path: str) -> str:
-    """Returns the first format that what is at a path looks like.
+    """Returns the first format that a path looks like.
 
-    Raises:
-      OSError: nothing is there, it cannot be read, or is a checkpoint that was not finished.
-      WrongUse: it looks like none.
+    OSError: nothing is there, it cannot be read, or is an unfinished checkpoint. WrongUse: it looks
+    like none.
     """
     with_sources = names_with("sources")
     for name in with_sources:
         if format_module(name).detect(path):
             return name
-    if manifest.newest_in(path) is not None:  # as above those of sok.dump
+    if manifest.newest_in(path) is not None:  # as for those of sok.dump above
         raise WrongUse(manifest.what_is_missing(path).removesuffix("."))
     if manifest.is_unfinished(path) or manifest.all_saves_in(path):
         raise FileNotFoundError(manifest.what_is_missing(path))
@@ -101,7 +96,7 @@ def detected_format(path: str) -> str:
 
 
 def _check_is_no_other(path: str) -> None:
-    """Raises WrongUse for a file of a kind that is known, and not read."""
+    """Raises WrongUse for a known kind of file that cannot be read."""
     if os.path.isdir(path):
         return
     if format_of_ending(path) == "csv":

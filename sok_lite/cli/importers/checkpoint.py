@@ -1,4 +1,4 @@
-"""Checkpoints of ours; docs/checkpoint_format.md has their format."""
+"""Our own checkpoints, in the format of docs/checkpoint_format.md."""
 
 import os
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Source, checkpoint_sources
 
-# A checkpoint takes the place of another in one piece.
+# A new checkpoint replaces an old one atomically.
 REPLACES_ITSELF = True
-_BEGINNING = 1 << 12  # bytes in which a manifest says its format
+_BEGINNING = 1 << 12  # bytes of a manifest that contain its format
 
 
 def detect(path: str) -> bool:
-    """Returns whether the folder has a manifest of ours, whole or not."""
+    """Whether the folder has a manifest of ours, complete or not."""
     try:
         with open_file(os.path.join(path, manifest.NAME)) as file:
             return manifest.FORMAT.encode() in file.read(_BEGINNING)
@@ -23,14 +23,9 @@ def detect(path: str) -> bool:
 
 
 def sources(path: str) -> list[Source]:
-    """Returns the tables of a checkpoint."""
     return checkpoint_sources(path)
 
 
 def write(path: str, sources: Sequence[Source], ranks: int = 1) -> None:
-    """Writes tables as a checkpoint.
-
-    Args:
-      ranks: how many files each table has.
-    """
+    """Writes tables as a checkpoint of `ranks` files per table."""
     write_checkpoint(path, sources, ranks)

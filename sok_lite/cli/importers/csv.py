@@ -1,4 +1,4 @@
-"""Comma-separated text: a line for each key, and a line of names above. Written only."""
+"""Comma-separated text: a header, and a line per key. Written only."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,8 +15,8 @@ HOLDS_TEXTS = True
 def write(path: str, sources: Sequence[Source]) -> None:
     """Writes one table: its key, the elements of its row as value_0 and so on, and other columns.
 
-    A float is the shortest number that reads back as the same float32, float16 or float64; those of
-    bfloat16 are written as float32. The text of a key that nobody knows is left out: no text is "".
+    A float is the shortest number that reads back as the same float32, float16 or float64; bfloat16
+    is written as float32. The string of an unknown key is left empty, "" is quoted.
     """
     source = only_one(sources, "a CSV file")
     columns, texts = plain_columns(source), texts_beside(source)

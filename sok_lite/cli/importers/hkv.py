@@ -1,11 +1,11 @@
-"""The files that HierarchicalKV saves: keys, values and scores, one file each.
+"""Files of HierarchicalKV: keys, values and scores, one file each.
 
-They have no headers: numbers, little-endian, one key after the other, `dim` elements a row. Keys
-are int64 or uint64; scores are uint64, or uint32 of a table of strategy kCustomized. Nothing says
-what the elements are, and nothing else of a table is saved.
+They are little-endian numbers without headers, one key after the other, `dim` elements per row.
+Keys are int64 or uint64; scores are uint64, or uint32 for a kCustomized table. Nothing else is
+saved, not even the element type.
 
-HierarchicalKV leaves the names to the program. Here they are `keys`, `values` and `scores` in a
-folder, if the user does not say otherwise.
+HierarchicalKV leaves the file names to the program. The defaults here are `keys`, `values` and
+`scores` in a folder.
 """
 
 import os
@@ -21,12 +21,12 @@ from sok_lite.engine.table.hkv_options import STRATEGIES
 
 _KEY_BYTES = 8
 _KEY_TYPES = ("int64", "uint64")
-# HierarchicalKV keeps these for itself, and leaves them out without a word.
+# HierarchicalKV reserves these, and silently drops them.
 _RESERVED = range(-4, 0)
 
 
 def detect(path: str) -> bool:
-    """Returns whether a folder has files of the three names, and nothing else."""
+    """Whether a folder has exactly the files of the three names."""
     try:
         return sorted(os.listdir(path)) == ["keys", "scores", "values"]
     except OSError:
@@ -45,22 +45,20 @@ def sources(
     scores: str = "scores",
     score_type: str = "uint64",
 ) -> list[Source]:
-    """Returns the table that was saved.
+    """Returns the saved table.
 
     Args:
-      path: of the folder.
-      name: of the table; None: that of the folder.
-      dim: elements of a row; None: what the size of the file says.
-      dtype: of the elements.
-      key_type: of the keys, "int64" or "uint64".
-      strategy: by which the scores were made, such as "kLfu". A table of the same goes on with
-        them; without it a load gives each key the score of a new one.
-      keys, values, scores: names of the files, relative to the folder. Without scores: "".
-      score_type: of the scores, "uint64", or "uint32", which a table of kCustomized may have.
+      name: of the table; None: the folder's.
+      dim: elements of a row; None: from the file size.
+      key_type: "int64" or "uint64".
+      strategy: that made the scores, such as "kLfu". A table of the same strategy continues with
+        them; without it a load gives each key a new score.
+      keys, values, scores: file names, relative to the folder. Without scores: "".
+      score_type: "uint64", or "uint32" for a kCustomized table.
 
     Raises:
-      OSError: a file cannot be read. ValueError: the files do not fit each other. WrongUse: an
-        option is wrong.
+      OSError: a file cannot be read. ValueError: the files do not match. WrongUse: an invalid
+        option.
     """
     _check_key_type(key_type)
     if score_type not in ("uint64", "uint32"):
@@ -95,7 +93,6 @@ def sources(
 
 
 def _row_bytes(path: str, n: int, width: int, dtype: str, dim: int | None) -> int:
-    """Returns the bytes of a row."""
     size = os.path.getsize(path)
     if n == 0 and dim is None:
         raise WrongUse(f"{path} has no row, so nothing says how long one is: give dim=...")
@@ -122,7 +119,7 @@ def _length(path: str, width: int, what: str) -> int:
 def _about_of(strategy: str, scores: Stored | None) -> About:
     epoch = 0
     if strategy.startswith("kEpoch") and scores is not None:
-        # The table is in the epoch of its newest score, which has it in its high bits.
+        # The newest score has the table's epoch in its high bits.
         epoch = max((int(piece.max()) >> 32 for piece in scores.read(1 << 20)), default=0)
     facts = {"num_lookups": 0, "strategy": strategy, "epoch": epoch}
     return About(var_type="hybrid", facts=facts)
@@ -135,20 +132,17 @@ def write(
     key_type: str | None = None,
     states: bool = True,
 ) -> None:
-    """Writes a table as HierarchicalKV saves it.
+    """Writes a table in HierarchicalKV's format.
 
-    A key of a table without scores has the number of the lookup that last saw it as its score, and
-    1 at least, since HierarchicalKV marks free slots by 0.
+    A key without a score gets the number of the last lookup that saw it, at least 1, because 0
+    marks free slots in HierarchicalKV.
 
     Args:
-      path: of the new folder.
-      sources: the table.
-      dtype, key_type: to cast rows and keys to.
-      states: False leaves out optimizer states, which these files have no place for.
+      states: False leaves out optimizer states, which the format cannot hold.
 
     Raises:
-      OSError: a file cannot be written. ValueError: the source is corrupt. WrongUse: there is no
-        place for what is there.
+      OSError: a file cannot be written. ValueError: the source is corrupt. WrongUse: the format
+        cannot hold the table.
     """
     if len(sources) != 1:
         raise WrongUse(f"files of HierarchicalKV have one table, and there are {len(sources)}")

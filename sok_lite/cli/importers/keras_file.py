@@ -1,12 +1,12 @@
-"""Files of Keras: `.keras` of `model.save`, `.weights.h5` of `model.save_weights`. Read only.
+"""Keras files: `.keras` of `model.save`, `.weights.h5` of `model.save_weights`. Read only.
 
-A `.keras` file is an archive with `model.weights.h5` in it, stored as it is; a `.weights.h5` file
-is that alone, HDF5. Each layer has a group `.../vars` there, which Keras 3 gives the attribute
-`name`, and a `sok_lite.keras.Table` in its group the arrays that bridge/checkpoint.py lists, texts
-as bridge/stored.py writes them. What several ranks saved has their names behind `rank<i>of<n>_`.
+A `.keras` file is an archive with an uncompressed `model.weights.h5`; a `.weights.h5` file is that
+HDF5 file itself. Each layer has a group `.../vars`, which Keras 3 gives the attribute `name`, and a
+`sok_lite.keras.Table` has the arrays of bridge/checkpoint.py there, strings as in bridge/stored.py.
+Names from several ranks start with `rank<i>of<n>_`.
 
-h5py says where an array lies; its rows are then read from the file. Arrays that lie elsewhere, or
-in chunks, were not written by Keras and are refused.
+h5py finds each array; its rows are then read from the file. External or chunked arrays are not
+Keras' and are rejected.
 """
 
 import io
@@ -33,16 +33,16 @@ from sok_lite.engine.texts import KeyTexts
 
 _MEMBER = "model.weights.h5"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of an archive: lengths of what comes next
+_LOCAL_HEADER = struct.Struct("<26xHH")  # an archive member: lengths of its name and extra
 _OF_RANK = re.compile(r"(?:rank(\d{1,9})of(\d{1,9})_)?(\w+)")
-# The dtypes of h5py's arrays, little-endian, and ours; uint16 is of the bits of bfloat16.
+# Little-endian dtypes of h5py and ours; uint16 holds the bits of bfloat16.
 _DTYPES = {dtype: np.dtype(dtype).name for dtype in ("<i8", "<i4", "<u8", "<f4", "<f2", "|u1")} | {
     "<u2": "bfloat16"
 }
 _NAMES = {"keys", "values", "states", "stamps", "scores", "sighted_keys", "sightings"}
 _TEXTS = ("facts_bytes", "state_columns_bytes")
 _KEPT = ("text_keys", "texts_lengths", "texts_bytes")
-_MOST_TEXT = 1 << 20  # a few hundred bytes a state
+_MOST_TEXT = 1 << 20  # a state takes a few hundred bytes
 _ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError),
     *(AttributeError, LookupError, TypeError, ValueError),
@@ -50,7 +50,7 @@ _ERRORS = (
 
 
 def detect(path: str) -> bool:
-    """Returns whether a file is an archive with weights of Keras, or one of HDF5."""
+    """Whether a file is a Keras archive, or an HDF5 file."""
     try:
         with open_file(path) as file:
             if file.read(len(_HDF5)) == _HDF5:
@@ -64,12 +64,9 @@ def detect(path: str) -> bool:
 def sources(path: str) -> list[Source]:
     """Returns the tables of a model, each with the keys of all ranks that saved it.
 
-    A table has the name of its layer. Where two layers have one name, and in files of tf_keras,
-    which name no layer, it is where the table is in the file, such as "layers/table_1".
-
-    Raises:
-      ImportError: h5py is missing. OSError: the file cannot be read. ValueError: it is corrupt.
-      WrongUse: it has no table.
+    A table has the name of its layer. If two layers share a name, and for tf_keras, which stores
+    none, it is the place in the file, such as "layers/table_1". ImportError: h5py is missing.
+    OSError: the file cannot be read. ValueError: it is corrupt. WrongUse: it has no table.
     """
     check_opens(path)
     h5py = package("h5py", "files of Keras", "h5py")
@@ -90,7 +87,7 @@ def sources(path: str) -> list[Source]:
 
 
 def _place_of_weights(path: str) -> tuple[int, int]:
-    """Returns the first byte of the weights in a file, and how many there are."""
+    """Returns the first byte of the weights in a file, and their length."""
     with open_file(path) as file:
         if file.read(len(_HDF5)) == _HDF5:
             return 0, os.fstat(file.fileno()).st_size
@@ -101,7 +98,7 @@ def _place_of_weights(path: str) -> tuple[int, int]:
                     f"{_MEMBER!r} in it is compressed, which Keras does not do. Unpack the file, "
                     f"and give {_MEMBER}"
                 )
-            archive.open(info).close()  # raises where its header is none
+            archive.open(info).close()  # raises for a bad header
         file.seek(info.header_offset)
         head = file.read(_LOCAL_HEADER.size)
         return info.header_offset + len(head) + sum(_LOCAL_HEADER.unpack(head)), info.file_size
@@ -137,7 +134,7 @@ class _Stretch(io.RawIOBase):
 
 
 def _groups_of(h5py: Any, file: Any) -> dict[str, Any]:
-    """Returns the groups of tables, by the paths of their layers in the file."""
+    """Returns the groups of tables, by the path of their layer."""
     found: dict[str, Any] = {}
 
     def visit(place: str, item: Any) -> None:
@@ -151,19 +148,13 @@ def _groups_of(h5py: Any, file: Any) -> dict[str, Any]:
 
 
 def _name_of(place: str, group: Any) -> str:
-    """Returns the name of a layer; where the file has none, its place there."""
+    """Returns the name of a layer, or its place in the file."""
     name = group.attrs.get("name")
     return name if isinstance(name, str) and name else place
 
 
 def _source(path: str, begin: int, size: int, group: Any, name: str) -> Source:
-    """Returns a table.
-
-    Args:
-      begin, size: the weights in the file.
-      group: of the table.
-      name: of the table.
-    """
+    """Returns a table; the weights lie at `begin`, `size` bytes."""
     ranks: dict[tuple[int, int], dict[str, Any]] = {}
     for match in filter(None, map(_OF_RANK.fullmatch, group)):
         rank, of, array = match.groups()
@@ -180,7 +171,7 @@ def _source(path: str, begin: int, size: int, group: Any, name: str) -> Source:
 
 
 def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str) -> "_Part":
-    """Returns what one rank has saved of a table."""
+    """Returns what one rank saved of a table."""
     missing = sorted({*_NAMES, *_TEXTS} - arrays.keys())
     if missing:
         raise ValueError(f"table {name!r} has no {missing[0]!r}")
@@ -216,10 +207,10 @@ def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str
 
 
 class _Part(FileSource):
-    """The part of a table that a rank has saved: its keys, and those without a row yet.
+    """The part of a table that one rank saved: its keys, also those without a row yet.
 
     Attributes:
-      kept: of a table that keeps texts the arrays of `_KEPT`.
+      kept: the arrays of `_KEPT`, for a table that keeps strings.
     """
 
     kept: Sequence[Stored] = ()
@@ -244,12 +235,12 @@ class _Part(FileSource):
         for piece in stored.read(self._piece_rows):
             if column == "sighted_keys":
                 yield piece.astype(self.key_type)
-            else:  # 2**32 times the number of the lookup, and the pending count
+            else:  # 2**32 times the number of the lookup, plus the pending count
                 yield (piece >> 32 if column == "sighting_stamps" else piece).astype(np.uint32)
 
 
 def _stored(path: str, begin: int, size: int, dataset: Any) -> Stored:
-    """Returns an array as a stretch of the file."""
+    """Returns an array as a contiguous part of the file."""
     dtype = _DTYPES.get(dataset.dtype.str)
     if dtype is None:
         raise TypeError(f"{dataset.name} is of {dataset.dtype}, which no array of a table is")
@@ -261,7 +252,7 @@ def _stored(path: str, begin: int, size: int, dataset: Any) -> Stored:
 
 
 def _columns_of(rows: Stored, begin: int, end: int) -> Stored:
-    """Returns some of the columns of an array."""
+    """Slices columns of an array."""
 
     def read(piece_rows: int) -> Iterator[np.ndarray]:
         return (piece[:, begin:end] for piece in rows.read(piece_rows))

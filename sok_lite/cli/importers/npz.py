@@ -1,7 +1,7 @@
-"""NumPy's .npz files: an archive of arrays, of which `keys` and `values` are a table.
+"""NumPy's .npz archives of arrays, in which `keys` and `values` are a table.
 
-NumPy has no bfloat16: such rows are written as float32, and read as bfloat16 again since the file
-says so.
+NumPy has no bfloat16: such rows are written as float32 and read back as bfloat16, as the file
+notes.
 """
 
 import math
@@ -32,12 +32,12 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# The text of ours is a few hundred bytes a state.
+# Ours takes a few hundred bytes per state.
 _MOST_ABOUT = 1 << 20
 
 
 def detect(path: str) -> bool:
-    """Returns whether a file is an archive of arrays."""
+    """Whether a file is an archive of arrays."""
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             return any(name.endswith(_END) for name in archive.namelist())
@@ -66,23 +66,24 @@ def _open(path: str) -> tuple[dict[str, Stored], str | None]:
 
 
 def _check_has_all(path: str, archive: zipfile.ZipFile) -> None:
-    """Raises ValueError if the archive has more members than its list shows: a length in the list
-    that is wrong hides those behind it."""
+    """Raises ValueError if the archive lists fewer members than it states: a wrong length in the
+    list hides later ones.
+    """
     with open_file(path) as file:
         file.seek(-22 - len(archive.comment), os.SEEK_END)
         stated = int.from_bytes(file.read(22)[10:12], "little")
-    if stated not in (len(archive.infolist()), 0xFFFF):  # 0xFFFF: more than fit there
+    if stated not in (len(archive.infolist()), 0xFFFF):  # 0xFFFF: too many for the field
         raise ValueError(f"it has {stated} members, and lists {len(archive.infolist())}")
 
 
 def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype]:
-    """Returns the shape and the dtype of an array; its bytes come next."""
+    """Returns the shape and dtype of an array, and reads up to its bytes."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"array {info.filename!r} is of version {version}")
     try:
         shape, is_turned, dtype = _HEADERS[version](file)
-    except Exception as error:  # NumPy lets through what its parsers raise
+    except Exception as error:  # NumPy passes on whatever its parsers raise
         raise ValueError(f"the header of {info.filename!r} is none ({error})") from error
     num_bytes = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and info.file_size != file.tell() + num_bytes:
@@ -104,7 +105,7 @@ def _text(file: IO[bytes], dtype: np.dtype) -> str:
 
 
 def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> Stored:
-    # The dtype that packages for bfloat16 leave behind.
+    # The dtype that bfloat16 packages leave behind.
     dtype = np.dtype(np.uint16) if dtype == np.dtype("V2") else dtype
     row_bytes = dtype.itemsize * math.prod(shape[1:])
 
@@ -132,14 +133,10 @@ sources = reader(_open, *_ERRORS)
 
 
 def write(path: str, sources: Sequence[Source], compress: bool = False) -> None:
-    """Writes a table, column after column, in pieces.
+    """Writes a table, column after column, in pieces; `compress` deflates them.
 
-    Args:
-      compress: whether the arrays are deflated.
-
-    Raises:
-      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: there are
-        several.
+    OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
+    tables.
     """
     source = only_one(sources, "an .npz file")
     with zipfile.ZipFile(path, "x") as archive:

@@ -1,9 +1,8 @@
-"""Parquet files: a column of keys, and rows as a column of lists or as a column for each element.
+"""Parquet files: a column of keys, and rows as a column of lists or one column per element.
 
-`value` is a list of the same length in every line, or `value_0`, `value_1` and so on are numbers
-(or `value0`, `value1`); the same goes for each state. There is no bfloat16 in Parquet: such rows
-are written as float32, and read as bfloat16 again since the file says so. The package pyarrow is
-needed.
+`value` has lists of one length, or `value_0`, `value_1` and so on (or `value0`, `value1`) are
+numbers; likewise for states. Parquet has no bfloat16: such rows are written as float32 and read
+back as bfloat16, as the file notes. Needs pyarrow.
 """
 
 import re
@@ -32,7 +31,7 @@ HOLDS_TEXTS = True
 
 _MARK = b"PAR1"
 _METADATA = b"sok_lite"
-# What a table and a file call the same.
+# Columns by their names in tables and in files.
 _NAMES = {"keys": "key", "values": "value"}
 _ELEMENT = re.compile(r"(.+?)(_?)(0|[1-9]\d{0,8})", re.DOTALL)
 _ROWS = (
@@ -42,7 +41,7 @@ _ROWS = (
 
 
 def detect(path: str) -> bool:
-    """Returns whether a file begins as those of Parquet do."""
+    """Whether a file begins like Parquet."""
     try:
         with open_file(path) as file:
             return file.read(len(_MARK)) == _MARK
@@ -59,14 +58,10 @@ def sources(
     initial: str = "",
     dim: int | None = None,
 ) -> list[Source]:
-    """Returns the table of a file. Its other options and errors are those of `named_source`.
+    """Returns the table of a file. Other options and errors as for `named_source`.
 
     Args:
-      dim: elements of a row; needed only for lists that may have any length, in a file without
-        lines.
-
-    Raises:
-      OSError: the file cannot be read.
+      dim: elements of a row; needed only for variable-length lists in a file without rows.
     """
     check_opens(path)
     with naming(path, *_errors()):
@@ -102,7 +97,7 @@ def _open(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
                     dtype = _dtype(kind.value_type)
                     found[field.name] = _stored(path, [field.name], dtype, (n, width))
             else:
-                # No column is such: whoever takes it for one is told.
+                # No table accepts it: using such a column raises.
                 found[field.name] = Stored(str(kind), (n,), lambda _: iter(()))
         about = (schema.metadata or {}).get(_METADATA)
     for base, names in _numbered(found).items():
@@ -116,7 +111,7 @@ def _open(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
 
 def _file(path: str) -> Any:
     parquet = _package("pyarrow.parquet")
-    # Checksums are there in files of ours, and in others where their writer was told to.
+    # Our files have checksums; others may.
     return parquet.ParquetFile(path, page_checksum_verification=True)
 
 
@@ -169,7 +164,7 @@ def _stored(path: str, names: list[str], dtype: str, shape: tuple[int, ...]) -> 
 
 
 def _array(batch: Any, names: list[str], row_shape: tuple[int, ...]) -> np.ndarray:
-    """Returns some columns of a batch as an array (k,) or (k, dim)."""
+    """Converts columns of a batch to an array (k,) or (k, dim)."""
     columns = [batch.column(batch.schema.get_field_index(name)) for name in names]
     for name, column in zip(names, columns, strict=True):
         is_list = row_shape and len(names) == 1
@@ -189,14 +184,10 @@ def _array(batch: Any, names: list[str], row_shape: tuple[int, ...]) -> np.ndarr
 
 
 def write(path: str, sources: Sequence[Source], wide: bool = False) -> None:
-    """Writes a table, piece after piece.
+    """Writes a table in pieces; `wide`: one column per element, `value_0` and so on, for lists.
 
-    Args:
-      wide: whether rows are a column for each element, `value_0` and so on, and not one of lists.
-
-    Raises:
-      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: there are
-        several, or pyarrow is not installed.
+    OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
+    tables, or pyarrow is not installed.
     """
     source = only_one(sources, "a Parquet file")
     parquet, arrow = (_package(m) for m in ("pyarrow.parquet", "pyarrow"))

@@ -1,7 +1,7 @@
-"""Files of safetensors: named tensors, of which `keys` and `values` are a table.
+"""safetensors files of named tensors, in which `keys` and `values` are a table.
 
-The package of that name is not needed. The files of our checkpoints are such files too; read as
-one of those, a checkpoint has more: its checksums, and the files of all ranks together.
+The package of that name is not needed. Our checkpoints also consist of such files, but reading them
+as a checkpoint adds checksums, and the files of all ranks together.
 """
 
 import os
@@ -45,7 +45,7 @@ _ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
 
 def detect(path: str) -> bool:
-    """Returns whether a file begins with a header of safetensors."""
+    """Whether a file begins with a safetensors header."""
     try:
         _header(path)
     except (OSError, *_ERRORS):
@@ -54,7 +54,7 @@ def detect(path: str) -> bool:
 
 
 def _header(path: str) -> tuple[dict[str, Any], int, int]:
-    """Returns the header, where the tensors begin, and the bytes that they have."""
+    """Returns the header, the offset of the tensors, and their bytes."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size - LENGTH_BYTES
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
@@ -77,7 +77,7 @@ def _open(path: str) -> tuple[dict[str, Stored], str | None]:
         placed.append((first, last, name))
         dtype = _DTYPES.get(facts["dtype"])
         if dtype is None or not shape:
-            # No column is such: whoever takes it for one is told.
+            # No table accepts it: using such a column raises.
             found[name] = Stored(str(facts["dtype"]), tuple(shape), lambda _: iter(()))
             continue
         found[name] = raw_rows(path, begin + first, dtype, tuple(shape))
@@ -99,9 +99,8 @@ sources = reader(_open, *_ERRORS)
 def write(path: str, sources: Sequence[Source]) -> None:
     """Writes a table, tensor after tensor, in pieces.
 
-    Raises:
-      OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: there are
-        several.
+    OSError: the file cannot be written. ValueError: the source is corrupt. WrongUse: several
+    tables.
     """
     source = only_one(sources, "a file of safetensors")
     columns = named_columns(source)

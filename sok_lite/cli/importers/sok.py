@@ -39,11 +39,11 @@ _DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64"
 
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, "_"))
 
-# The states of SOK's optimizers by their names, and ours where they differ. Adamax is an "Adam".
+# SOK's optimizer states by name, and our names if they differ. Adamax is an "Adam".
 _STATES: Mapping[str, Mapping[str, str]] = {
     "Adadelta": {"accum_grad": "accumulator", "accum_var": "delta_accumulator"}
 }
-# The optimizer that has exactly these states, by our names.
+# The optimizer with exactly these states, by our names.
 _OPTIMIZERS = {
     frozenset({"m", "v"}): "Adam",
     frozenset({"m", "v", "vhat"}): "Adam",
@@ -52,12 +52,12 @@ _OPTIMIZERS = {
     frozenset({"accumulator", "linear"}): "Ftrl",
     frozenset({"accumulator", "delta_accumulator"}): "Adadelta",
 }
-# What a new row has, where it is not 0: the defaults of the optimizers.
+# Initial values other than 0: the defaults of the optimizers.
 _INITIAL = {("Adagrad", "accumulator"): 0.1, ("Ftrl", "accumulator"): 0.1}
 
 
 class _File(NamedTuple):
-    """A file whose header was read: the name in it, the dtype, and how many numbers it has."""
+    """A file after reading its header: its name, dtype, and number of elements."""
 
     path: str
     name: str
@@ -66,12 +66,7 @@ class _File(NamedTuple):
 
 
 def _opened(path: str, kind: int, state: str) -> _File:
-    """Returns what the header of a file says, and how many numbers the file has.
-
-    Args:
-      kind: what it must be.
-      state: the name that an optimizer state must have.
-    """
+    """Reads the header of a file of a `kind`, and for an optimizer state of a name."""
     with open_file(path) as file:
         head = file.read(_HEADER.size)
         size = os.fstat(file.fileno()).st_size
@@ -100,35 +95,28 @@ def _opened(path: str, kind: int, state: str) -> _File:
 
 
 def _corrupt(path: str, reason: str) -> ValueError:
-    """Returns the error of a file that is not as it should be."""
     return ValueError(f"{path} is no whole file of a dump of SOK: {reason}.")
 
 
 def _header(name: str, kind: int, state: str, dtype: str) -> bytes:
-    """Returns the header of a file with the table's name."""
+    """Returns the header of a file."""
     text = name.encode()
-    # A longer name has no place there; SOK does not look at it.
+    # A longer name does not fit; SOK ignores it.
     title = text.rjust(256) if len(text) <= 256 else b" " * 256
     return _HEADER.pack(title, kind, state.encode().rjust(32), _DTYPES.index(dtype))
 
 
 class Places(NamedTuple):
-    """The order of a source's keys in the sorted file.
+    """The order of a source's keys in the sorted file."""
 
-    Attributes:
-      keys: (n,) ascending.
-      at: (n,) int64, the place of the i-th key that the source reads.
-    """
-
-    keys: np.ndarray
-    at: np.ndarray
+    keys: np.ndarray  # (n,) ascending
+    at: np.ndarray  # (n,) int64, the sorted position of the i-th key of the source
 
     @classmethod
     def of(cls, source: Source) -> "Places":
         """Sorts the keys of a source. Takes 32 bytes a key while it runs, and keeps 16.
 
-        Raises:
-          ValueError: a key repeats.
+        ValueError: a key repeats.
         """
         none = np.empty(0, key_dtype(source.key_type).dtype)
         keys = np.concatenate([none, *source.read("keys")])
@@ -143,11 +131,11 @@ class Places(NamedTuple):
 
     @property
     def least(self) -> int | None:
-        """The least key; None: there is none."""
+        """The least key, or None."""
         return int(self.keys[0]) if self.keys.size else None
 
     def has(self, key: int) -> bool:
-        """Returns whether a key, which need not be of their type, is among them."""
+        """Whether it has a key, of any integer value."""
         limits = np.iinfo(self.keys.dtype)
         if not limits.min <= key <= limits.max:
             return False
@@ -163,16 +151,9 @@ def write_sorted(
     shape: tuple[int, ...],
     places: Places,
 ) -> None:
-    """Writes a column of a source into a new file, each row at the place of its key.
+    """Writes `head`, then a column of a source, each row at the position of its key.
 
-    Args:
-      head: what comes before the rows.
-      pieces: of the column.
-      dtype: of its elements.
-      shape: of a row.
-
-    Raises:
-      OSError: the file cannot be written. ValueError: there are more rows than keys, or fewer.
+    OSError: the file cannot be written. ValueError: the number of rows differs from that of keys.
     """
     n, first = int(places.at.size), 0
     with open(path, "xb+") as file:
@@ -181,7 +162,7 @@ def write_sorted(
         target = None
         if n:
             num_bytes = n * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            # Memory that stands for a file without room on the disk ends the process.
+            # Writing mapped memory without disk space would kill the process.
             os.posix_fallocate(file.fileno(), 0, len(head) + num_bytes)
             target = np.memmap(file, dtype.newbyteorder("<"), "r+", len(head), (n, *shape))
         for piece in pieces:
@@ -198,7 +179,7 @@ def write_sorted(
 
 
 def detect(path: str) -> bool:
-    """Returns whether a folder has a file of keys with SOK's header."""
+    """Whether a folder has a file of keys with SOK's header."""
     try:
         names = [name for name in os.listdir(path) if name.endswith("-key")]
         return any(_opened(os.path.join(path, name), _KEYS, "") for name in names)
@@ -207,7 +188,7 @@ def detect(path: str) -> bool:
 
 
 def others(path: str) -> list[str]:
-    """Returns what else than files of SOK is in a folder."""
+    """Returns the names in a folder that are not SOK's files."""
     return [name for name in sorted(os.listdir(path)) if not _is_file(path, name)]
 
 
@@ -235,15 +216,12 @@ def sources(
     """Returns the tables of a dump.
 
     Args:
-      path: of the folder.
-      table: as its files are named, without `-key`; None: all that are there.
-      name: for the table, if it is only one. Else it is the name in the files; of those that SOK
-        wrote, which have none, their own without the `_0` that was TensorFlow's ":0".
-      dim: elements of a row; the files have it but for a table without keys.
-      dtype, key_type: to cast rows and keys to.
-      states: whether optimizer states are read.
-      initial: the states' values in new rows, such as "accumulator=0.1". Otherwise those are the
-        defaults of SOK's optimizers.
+      table: its files' name without `-key`; None: all tables.
+      name: for a single table. By default the name in the files; for SOK's, which have none, the
+        files' own without the `_0` of TensorFlow's ":0".
+      dim: elements of a row; needed only for a table without keys.
+      initial: initial values of states in new rows, such as "accumulator=0.1"; by default those of
+        SOK's optimizers.
 
     Raises:
       OSError: a file cannot be read. ValueError: it is corrupt. WrongUse: there is no such table.
@@ -311,7 +289,7 @@ def _column(i: int, state: str) -> str:
 
 
 def _names(folder: str, stems: Sequence[str]) -> dict[str, str]:
-    """Returns the names of tables by those of their files."""
+    """Returns table names by the names of their files."""
     stated = {stem: _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "").name for stem in stems}
     names = {
         stem: name if name and _stem(name) == stem else stem.removesuffix("_0") or stem
@@ -355,19 +333,17 @@ def write(
 ) -> None:
     """Writes tables as a dump, which SOK loads on any number of ranks.
 
-    Memory is needed for the keys and their order, 32 bytes a key. Rows of float64 and float16 have
-    states of the same dtype, since a load of SOK refuses others.
+    It takes 32 bytes of memory per key. float64 and float16 rows get states of the same dtype,
+    because SOK rejects others.
 
     Args:
-      path: of the new folder.
-      sources: the tables. One that is named "x" is the variable "x:0".
-      dtype, key_type: to cast rows and keys to; those of SOK's variable.
-      states: whether optimizer states are written.
-      ranks: how many load it; needed only if there are keys below 0.
+      sources: the tables. Table "x" is the variable "x:0".
+      dtype, key_type: of SOK's variable, to cast rows and keys to.
+      ranks: number of loading ranks; needed only for negative keys.
 
     Raises:
-      OSError: a file cannot be written. ValueError: a source is corrupt. WrongUse: SOK has no place
-        for what is there.
+      OSError: a file cannot be written. ValueError: a source is corrupt. WrongUse: SOK cannot hold
+        a table.
     """
     stems: dict[str, str] = {}
     for source in sources:
@@ -408,7 +384,7 @@ def _check_writable(source: Source, with_states: bool) -> None:
 
 
 def _state_files(source: Source) -> dict[str, tuple[str, str]]:
-    """Returns the optimizer and SOK's name of each state, by its column."""
+    """Returns the optimizer and SOK's name of each state, by column."""
     groups: dict[int | None, list[str]] = {}
     for state in source.states:
         groups.setdefault(state.group, []).append(state.name)

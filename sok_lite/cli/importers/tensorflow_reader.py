@@ -1,26 +1,23 @@
-"""TensorFlow's checkpoints, for importers: TensorFlow is imported when one is opened."""
+"""Reads TensorFlow's checkpoints for importers; imports TensorFlow on first use."""
 
 import os
 from typing import Any
 
 
 def prefix_of(path: str | os.PathLike[str]) -> str:
-    """Returns what the names of a checkpoint's files start with, of that or of its .index file."""
+    """Returns the prefix of a checkpoint's files, given that or its .index file."""
     return os.fspath(path).removesuffix(".index")
 
 
 def looks_like_one(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a TensorFlow checkpoint, by the names of files."""
+    """Whether the file names are those of a TensorFlow checkpoint."""
     return os.path.isfile(f"{prefix_of(path)}.index")
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Any:
     """Returns TensorFlow's reader of a checkpoint.
 
-    Raises:
-      ImportError: there is no TensorFlow.
-      FileNotFoundError: there is no such checkpoint.
-      ValueError: it is corrupt.
+    ImportError: no TensorFlow. FileNotFoundError: no checkpoint. ValueError: it is corrupt.
     """
     try:
         import tensorflow as tf
@@ -37,19 +34,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Any:
         )
     try:
         return tf.train.load_checkpoint(prefix)
-    except Exception as error:  # TensorFlow has errors of many kinds
+    except Exception as error:  # TensorFlow raises many types
         raise ValueError(f"{prefix} is corrupt: {error}. Take another checkpoint.") from error
 
 
 def tensor(reader: Any, name: str) -> Any:
-    """Returns a tensor of a checkpoint: an array, or a text's bytes.
-
-    Raises:
-      ValueError: it is corrupt.
-    """
+    """Returns a tensor: an array, or the bytes of a string. ValueError: it is corrupt."""
     try:
         return reader.get_tensor(name)
-    except Exception as error:  # TensorFlow has errors of many kinds
+    except Exception as error:  # TensorFlow raises many types
         raise ValueError(
             f"Tensor {name!r} is corrupt: {error}. Take another checkpoint."
         ) from error

@@ -1,6 +1,6 @@
-"""KvVariables in checkpoints of TF1's Saver, as TFPlus and `sok_lite.kv_variable` write them.
+"""KvVariables in checkpoints of TF1's Saver, from TFPlus and `sok_lite.kv_variable`.
 
-`kv_variable/saved_tensors.py` has the tensors. All of a table is in memory while it is read.
+See `kv_variable/saved_tensors.py` for the tensors. A whole table is in memory while it is read.
 """
 
 import os
@@ -18,7 +18,7 @@ from sok_lite.engine.files.source import About, Source
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is that of a TensorFlow checkpoint with KvVariables. TensorFlow is needed."""
+    """Whether a path is a TensorFlow checkpoint with KvVariables. Needs TensorFlow."""
     if not looks_like_one(path):
         return False
     open_checkpoint(path)
@@ -35,26 +35,24 @@ def sources(
     names: str | None = None,
     enter_threshold: str | None = None,
 ) -> list[Source]:
-    """Returns the KvVariables of a checkpoint, all partitions of one as one table, in memory.
+    """Returns the KvVariables of a checkpoint in memory, partitions joined.
 
-    They come with how often and when each key was last seen, keys that have no row yet included.
-    What TFPlus has written knows the time by the day, or not at all: it is now then. Slots of its
-    optimizers are variables and so tables of their own. Of what `sok_lite.kv_variable` has written
-    the optimizer states come too, and the keys of all ranks.
+    They include counts and times of keys, also of keys without a row. TFPlus stores times by day or
+    not at all; missing ones become the current time. Slots of its optimizers are variables, and so
+    separate tables. From `sok_lite.kv_variable` optimizer states and the keys of all ranks are
+    included.
 
     Args:
-      path: of the checkpoint's .index file, or what its files start with.
-      deltas: checkpoints with what has changed since then, in their order: their paths with commas
-        between them.
-      tables: names of variables with commas between them; others are not read.
-      names: other names for the tables, such as "old=new".
-      enter_threshold: how often a key had to be seen to get a row; else 0. May be one for each
+      path: of the checkpoint's .index file, or the prefix of its files.
+      deltas: paths of checkpoints with later changes, in order, separated by commas.
+      tables: names of variables to read, separated by commas.
+      names: new names of tables, such as "old=new".
+      enter_threshold: times that a key had to be seen to get a row; default 0. May differ per
         table.
 
     Raises:
-      ImportError: there is no TensorFlow.
-      OSError: there is no checkpoint, or it cannot be read.
-      ValueError: it has no such variables, not all parts of one, is a delta, or corrupt.
+      ImportError: no TensorFlow. OSError: the checkpoint cannot be read.
+      ValueError: it has no such variables, parts are missing, it is a delta, or corrupt.
     """
     open_checkpoint(path)
     from sok_lite.kv_variable import saved_files
@@ -82,7 +80,7 @@ def sources(
 
 
 def _read_saved(prefix: str, name: str, threshold: int) -> tuple[str, Any]:
-    """Returns the dtype of a variable's rows and what was saved of it, a `saved_files.Read`."""
+    """Returns the row dtype of a variable and its `saved_files.Read`."""
     from sok_lite.kv_variable import saved_files
 
     places = saved_files.places_of(prefix, name)
@@ -97,11 +95,7 @@ def _read_saved(prefix: str, name: str, threshold: int) -> tuple[str, Any]:
 def _apply_delta(
     content: Any, saves: dict[int, Any], dtype: str, prefix: str, name: str, threshold: int
 ) -> Any:
-    """Returns a content after a delta.
-
-    Args:
-      saves: of the full save that the delta must be of.
-    """
+    """Applies a delta, which must be of the full save `saves`."""
     from sok_lite.kv_variable.saved_tensors import changed
 
     its_dtype, delta = _read_saved(prefix, name, threshold)
@@ -121,12 +115,8 @@ def _apply_delta(
 
 
 class ContentSource(Source):
-    """A KvVariable of a checkpoint, as a source of the engine.
-
-    Args:
-      name: of the table.
-      dtype: of its rows.
-      content: with counts and times, as of kv_variable/saved_tensors.py.
+    """A KvVariable's content, with the counts and times of kv_variable/saved_tensors.py, as a
+    source.
     """
 
     def __init__(self, name: str, dtype: str, content: Any) -> None:

@@ -21,12 +21,12 @@ from sok_lite.engine.files.source import Source
 
 _OF_OBJECTS = re.compile(r"(.+/)?tables_of_([^/]+)/(\d+)/\.ATTRIBUTES/table-keys")
 _OF_SAVER = re.compile(r"(?:.+/)?([^/]+)_mht_(\d+)of(\d+)-keys")
-# How `tf.train.Checkpoint` writes them in a name.
+# How `tf.train.Checkpoint` escapes names.
 _ESCAPED = {".S": "/", "..": "."}
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is that of a TensorFlow checkpoint with such tensors. TensorFlow is needed."""
+    """Whether a path is a TensorFlow checkpoint with such tensors. Needs TensorFlow."""
     if not looks_like_one(path):
         return False
     names = open_checkpoint(path).get_variable_to_shape_map()
@@ -41,25 +41,24 @@ def sources(
     initial: str = "",
     slots: str = "states",
 ) -> list[Source]:
-    """Returns the tables of a TensorFlow checkpoint that TFRA has written, in memory.
+    """Returns the tables of a TensorFlow checkpoint of TFRA, in memory.
 
-    Those of `tf.train.Checkpoint` have the names of their variables, those of a Saver "_" for each
-    "/" of it. Slots of optimizers become states of their table. Dense variables, an optimizer's
-    step count among them, are left out.
+    Tables of `tf.train.Checkpoint` have the names of their variables; a Saver replaces each "/" by
+    "_". Optimizer slots become states of their table. Dense variables, such as step counts, are
+    left out.
 
     Args:
-      path: of the checkpoint's .index file, or what its files start with; of a SavedModel
-        `variables/variables.index` in it.
-      tables: names with commas between them; others are not read.
-      names: other names for the tables, such as "old=new".
-      initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
-        and 0 in all others.
-      slots: "states", or "tables": no table is taken for a slot.
+      path: of the checkpoint's .index file, or the prefix of its files; in a SavedModel
+        `variables/variables.index`.
+      tables: names to read, separated by commas.
+      names: new names of tables, such as "old=new".
+      initial: initial values of states in new rows, such as "accumulator=0.25"; default 0.1 for
+        "accumulator" and 0 for others.
+      slots: "states", or "tables": treat slots as tables.
 
     Raises:
-      ImportError: there is no TensorFlow.
-      OSError: there is no checkpoint, or it cannot be read.
-      ValueError: it has no such tables, or not all shards of one, or is corrupt.
+      ImportError: no TensorFlow. OSError: the checkpoint cannot be read.
+      ValueError: it has no such tables, or shards are missing, or it is corrupt.
     """
     reader = open_checkpoint(path)
     shapes = reader.get_variable_to_shape_map()

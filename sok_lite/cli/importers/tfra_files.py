@@ -1,8 +1,8 @@
-"""Files of keys and values: what TFRA's `FileSystemSaver` and `save_to_file_system` write.
+"""TFRA's files of keys and values, of its `FileSystemSaver` and `save_to_file_system`.
 
-They have no header. What they hold must be said; rows' length follows from their sizes. Files that
-this package has written have a third one, `<base>-meta.json`, that says it all, and the optimizer
-states in a file for each process, which engine/files/key_value_files.py describes.
+They have no header: types are given by the user, the row length follows from file sizes. Files from
+this package add `<base>-meta.json`, which has all of this, and a file of optimizer states per
+process; see engine/files/key_value_files.py.
 """
 
 import os
@@ -36,7 +36,7 @@ from sok_lite.engine.json_text import parsed
 from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.table.named_arrays import states_of
 
-# Tables of restrict policies, which have numbers of int32.
+# Tables of restrict policies, with int32 rows.
 _POLICIES = ("timestamp", "frequency")
 _STATES_FILE = re.compile(r".+_rank\d+_size\d+-states\.npz")
 
@@ -47,7 +47,7 @@ def detect(path: str | os.PathLike[str]) -> bool:
 
 
 def others(path: str) -> list[str]:
-    """Returns what else than such files is in a folder."""
+    """Returns the names in a folder that are not such files."""
     found = bases_by_prefix(path)
     ours = {
         f"{base}-{what}"
@@ -75,29 +75,27 @@ def sources(
     initial: str = "",
     slots: str = "states",
 ) -> list[Source]:
-    """Returns the tables of a folder of files of keys and values.
+    """Returns the tables of a folder of key and value files.
 
-    A table is named as its files are, which have "_" for each "/" of the variable's name. Slots
-    of optimizers become states of their table. The keys of a table are
-    in memory while it is read.
+    A table is named like its files, with "_" for each "/" of the variable's name. Optimizer slots
+    become states of their table. A table's keys are in memory while it is read.
 
     Args:
-      path: of the folder, such as `TFRADynamicEmbedding-1000`.
-      key_type: of the keys, "int64" or "int32"; else "int64". This and what follows may be one for
-        each table, and for its slots then, such as "int64,items=int32".
-      dtype: of the rows, such as "float16"; else "float32". Tables of restrict policies have int32.
-      dim: elements of a row; else what the sizes of the files say. Empty files do not say it.
-      size: of how many processes' files are meant, where there are those of several jobs.
-      tables: names of files with commas between them; others are not looked at.
-      names: other names for the tables, such as "old=new".
-      initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
-        and 0 in all others.
-      slots: "states", or "tables": no table is taken for a slot.
+      key_type: "int64" (default) or "int32". This and the next two may differ per table, whose
+        slots follow: "int64,items=int32".
+      dtype: of the rows, such as "float16"; default "float32". Tables of restrict policies have
+        int32.
+      dim: elements of a row; by default from file sizes, which empty files do not give.
+      size: number of saving processes, to choose among the files of several jobs.
+      tables: names of files to read, separated by commas.
+      names: new names of tables, such as "old=new".
+      initial: initial values of states in new rows, such as "accumulator=0.25"; default 0.1 for
+        "accumulator" and 0 for others.
+      slots: "states", or "tables": treat slots as tables.
 
     Raises:
-      FileNotFoundError: there are no such files, or not all of a save.
-      ValueError: the files contradict each other or what was said, or it is not clear which are
-        meant.
+      FileNotFoundError: there are no such files, or some of a save are missing.
+      ValueError: the files contradict each other or the options, or are ambiguous.
     """
     folder = os.fspath(path)
     found = bases_by_prefix(folder)
@@ -111,7 +109,7 @@ def sources(
         bases = _bases(folder, name, found[name], None if size is None else int(size))
         layout = described(folder, bases[0])
         if layout is None:
-            # Slots and tables of policies are as the table that they are of.
+            # Slots and policy tables take the options of their table.
             kin = sorted((n for n in found if name.startswith(f"{n}_")), key=len, reverse=True)
             is_of_policy = any(name == f"{other}_{each}" for other in kin for each in _POLICIES)
             its_dtype = "int32" if is_of_policy else of_table(dtype, name, "float32", kin)
@@ -132,21 +130,19 @@ def sources(
 def write(
     path: str | os.PathLike[str], sources: Sequence[Source], *, trainable: str | None = None
 ) -> None:
-    """Writes tables as files of keys and values, which TFRA and this package load.
+    """Writes tables as key and value files, for TFRA and this package.
 
-    Each table is one shard of one process: TFRA spreads that over those that there are then. The
-    states become slots. Stamps, scores and keys without a row are left out.
+    Each table is one shard of one process, which TFRA redistributes. States become slots. Stamps,
+    scores and keys without a row are left out.
 
     Args:
-      path: of the folder; it is made if it is not there.
-      sources: the tables.
-      trainable: what TFRA's program calls the trainable of a table, or the optimizer in TF1: it is
-        in the names of slots. One for all tables, in which "{name}" is the table's, or one for
-        each; else "{name}-shadow".
+      trainable: the TFRA program's name of a table's trainable, or of the optimizer in TF1, which
+        is part of slot names. One for all tables, with "{name}" for the table's, or one for each;
+        default "{name}-shadow".
 
     Raises:
-      FileExistsError: there are files of a table.
-      ValueError: TFRA has no such keys or rows, two tables have files of one name, or a source is
+      FileExistsError: files of a table exist.
+      ValueError: TFRA has no such keys or rows, two tables have the same file names, or a source is
         corrupt.
     """
     folder = os.fspath(path)
@@ -178,11 +174,7 @@ def write(
 def _bases(
     folder: str, name: str, found: Sequence[tuple[str, bool]], size: int | None
 ) -> list[str]:
-    """Returns the bases of the files of a table.
-
-    Args:
-      found: every base, and whether it says of which process it is.
-    """
+    """Chooses a table's files among base names, each with whether it names its process."""
     if all(is_of_process for _, is_of_process in found):
         return find_shards(folder, name, size)
     if any(is_of_process for _, is_of_process in found):
@@ -201,7 +193,7 @@ def _bases(
 
 
 def _dim_of(folder: str, bases: Sequence[str], layout: Layout) -> int:
-    """Returns the length of rows that the files' sizes say."""
+    """Returns the row length from the file sizes."""
     keys, values = (
         sum(_size(os.path.join(folder, f"{base}-{what}")) for base in bases)
         for what in ("keys", "values")
@@ -223,12 +215,12 @@ def _dim_of(folder: str, bases: Sequence[str], layout: Layout) -> int:
 
 
 def _size(path: str) -> int:
-    return os.path.getsize(path) if os.path.exists(path) else 0  # open_shards names what is missing
+    return os.path.getsize(path) if os.path.exists(path) else 0  # open_shards names missing ones
 
 
 def _map_files(shard: StoredShard) -> StoredRows:
     layout, count = shard.layout, shard.count
-    if not count:  # nobody can map an empty file
+    if not count:  # an empty file cannot be mapped
         none = np.empty((0, layout.dim), layout.value_storage)
         return StoredRows(np.empty(0, layout.key_storage), none)
     keys = np.fromfile(f"{shard.base}-keys", layout.key_storage, count)
@@ -241,7 +233,7 @@ def _map_files(shard: StoredShard) -> StoredRows:
 def _states_beside(
     folder: str, layout: Layout, bases: Sequence[str], parts: Sequence[StoredRows]
 ) -> list[tuple[State, Keyed]]:
-    """Returns the states in the files of this package that are beside those of a table, if any."""
+    """Returns the states in this package's files beside those of a table."""
     by_process: dict[tuple[int, int], list[int]] = {}
     for i, base in enumerate(bases):
         rank, size = map(int, base.rpartition("_rank")[2].split("_size"))
@@ -277,7 +269,7 @@ def _states_beside(
 
 
 def _tables(source: Source, layout: Layout, trainable: str) -> Iterator[tuple[str, Layout]]:
-    """Yields the tables that a table becomes: each column of rows, and what its files hold."""
+    """Yields the TFRA tables of a table, one per column of rows, with their file layout."""
     yield "values", layout
     for state in source.states:
         name = f"{source.name}/{trainable}/{state.name}"

@@ -1,11 +1,11 @@
-"""TFRA's tables: keys and rows, the slots of an optimizer as such tables beside.
+"""TFRA's tables: keys and rows, and a further such table per optimizer slot.
 
-TFRA keeps each slot of an optimizer in a table of its own, named after the variable, the trainable
-or the optimizer, and the slot: `user/emb/user/emb-shadow/m`, `user/emb/Adam/m`, with another
-`short_file_name` `user/emb/m`. The names of its files have "_" for each "/".
+A slot's table is named after the variable, the trainable or the optimizer, and the slot:
+`user/emb/user/emb-shadow/m`, `user/emb/Adam/m`, or with another `short_file_name` `user/emb/m`.
+File names have "_" for each "/".
 
-The keys of a table are in memory while it is read, 16 bytes each, and of a state 16 more; rows are
-as they came, which may be arrays that are mapped from a file.
+While a table is read, its keys are in memory, 16 bytes each, and 16 more per state; rows are arrays
+as given, possibly mapped from a file.
 """
 
 import logging
@@ -25,7 +25,7 @@ from sok_lite.engine.table.content import one_of_each
 
 _log = logging.getLogger("sok_lite")
 
-# Slots of the frameworks' optimizers by what our rules call them.
+# Optimizer slots of the frameworks, by our names.
 _STATES = {
     **{name: name for name in ("m", "v", "vhat", "accumulator", "linear", "momentum", "rms")},
     "accum": "accumulator",
@@ -35,30 +35,19 @@ _STATES = {
     "average_gradient": "mean_grad",
     "velocity": "rms",
 }
-# What a new row has in states that do not begin at 0, if nobody says otherwise.
+# Initial values of states in new rows, if not 0.
 _INITIAL = {"accumulator": 0.1}
 
 
 class StoredRows(NamedTuple):
-    """Keys and rows that are stored together.
+    """Keys and rows stored together."""
 
-    Attributes:
-      keys: (k,) of the table's key type.
-      rows: (k, dim) in the storage of the table's dtype.
-    """
-
-    keys: np.ndarray
-    rows: np.ndarray
+    keys: np.ndarray  # (k,)
+    rows: np.ndarray  # (k, dim) in the storage of the table's dtype
 
 
 class Keyed(NamedTuple):
-    """Keys and rows of one name. Of a key that repeats the last counts.
-
-    Attributes:
-      name: of the table.
-      key_type, dtype, dim: of the table.
-      parts: all of it.
-    """
+    """The keys and rows of a table, in parts. The last of a repeated key counts."""
 
     name: str
     key_type: str
@@ -67,18 +56,13 @@ class Keyed(NamedTuple):
     parts: Sequence[StoredRows]
 
     def all_keys(self) -> np.ndarray:
-        """Returns the keys of all parts, one behind the other."""
+        """Concatenates the keys of all parts."""
         none = np.empty(0, key_dtype(self.key_type).dtype)
         return np.concatenate([none, *(part.keys for part in self.parts)])
 
 
 class KeyedSource(Source):
-    """A table as a `Source`.
-
-    Args:
-      keyed: keys and rows.
-      states: the states' rows, by what is said of each; a key that one lacks has its initial value.
-    """
+    """A table as a `Source`, with facts and rows of each state; missing rows are initial."""
 
     def __init__(self, keyed: Keyed, states: Sequence[tuple[StateFacts, Keyed]]) -> None:
         self.name, self.key_type, self.dtype, self.dim, self._parts = keyed
@@ -111,7 +95,7 @@ class KeyedSource(Source):
 
 
 class _Found:
-    """Rows of a state, found by their keys and returned as float32."""
+    """Finds rows of a state by key, as float32."""
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
@@ -121,7 +105,7 @@ class _Found:
         self._ends = np.cumsum([part.keys.size for part in keyed.parts])
 
     def rows(self, keys: np.ndarray, initial: float) -> np.ndarray:
-        """Returns the row of each key, (k, dim); all `initial` where it has none."""
+        """Returns rows by key, (k, dim); `initial` for missing ones."""
         rows = np.full((keys.size, self._keyed.dim), initial, np.float32)
         at = np.searchsorted(self._keys, keys)
         is_there = at < self._keys.size
@@ -143,23 +127,21 @@ def with_slots(
     slots: str,
     known: Mapping[str, Sequence[tuple[State, Keyed]]] = MappingProxyType({}),
 ) -> list[Source]:
-    """Returns tables as sources, those that are slots of another as its optimizer states.
+    """Returns tables as sources, with slots as optimizer states of their table.
 
-    A table is taken for a slot of another if its name says so, rows are as long, and half of its
-    keys at least are of the other: TFRA leaves keys in slots that it has removed from their table.
-    The rest of them is left out. Others stay tables. Either is said, if the name is of a slot.
+    A table is a slot of another if its name says so, rows are equally long, and at least half of
+    its keys are the other's: TFRA keeps removed keys in slots, which are left out here. Other
+    tables stay tables. Both cases are logged if the name is of a slot. An optimizer takes over
+    states with the same initial values as its own.
 
     Args:
-      tables: by the names that TFRA gave.
-      separator: between the parts of the names of slots.
-      initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
-        and 0 in all others. An optimizer takes over states that begin with what its own begin with.
-      slots: "states", or "tables": no table is taken for a slot.
-      known: further states by the names of their tables, what is said of each and their rows.
+      tables: by TFRA's names.
+      separator: between the parts of slot names.
+      initial, slots: as in tfra_files.py.
+      known: further states by table name, their facts and rows.
 
     Raises:
-      ValueError: `slots` is neither.
-      WrongUse: `initial` names a state that there is not.
+      ValueError: invalid `slots`. WrongUse: `initial` names an unknown state.
     """
     if slots not in ("states", "tables"):
         raise ValueError(f"`slots` must be 'states' or 'tables'. Received: {slots!r}.")
@@ -192,7 +174,7 @@ def with_slots(
 def _owner(
     tables: Mapping[str, Keyed], name: str, slot: Keyed, separator: str
 ) -> tuple[str, str, str] | None:
-    """Returns whose slot a table is, of which optimizer and which state; None: it is none."""
+    """Returns the table, optimizer and state of a slot, or None."""
     for other in _longest_first(tables):
         if not name.startswith(other + separator):
             continue

@@ -1,4 +1,4 @@
-"""Callbacks of `model.fit` for several ranks: saving, and equal dense weights to begin with."""
+"""Callbacks of `model.fit` for several ranks: saving, and equal initial dense weights."""
 
 import functools
 import math
@@ -27,13 +27,8 @@ __all__ = [
 
 
 def callbacks_for(package: Any) -> SimpleNamespace:
-    """Returns the callbacks as classes of a Keras; those of this module are of `tf.keras`.
-
-    Args:
-      package: `keras`, `tf_keras` or `tf.keras`.
-
-    Raises:
-      TypeError: it is none of them.
+    """Returns the callbacks for `keras`, `tf_keras` or `tf.keras` (as in this module), or
+    TypeError.
     """
     return _callbacks_of(root_of(package))
 
@@ -56,7 +51,7 @@ def _class_of(part: type, base: type) -> Any:
 
 
 class _OfAllRanks:
-    """A model whose saving is that of all ranks; for the rest it is the model."""
+    """A proxy of a model whose `save` saves the tables of all ranks."""
 
     def __init__(self, model: Any, signatures: Any, options: Any) -> None:
         self._model = model
@@ -72,13 +67,13 @@ class _OfAllRanks:
 
 
 class _ModelCheckpoint:
-    """Saves the model with the tables of all ranks, when the callback of Keras of that name would.
+    """Saves the model with the tables of all ranks, whenever Keras' ModelCheckpoint would.
 
-    Whether to save is decided by the metrics of rank 0. Every rank must have the callback. What
-    cannot be saved is refused before the first batch.
+    Every rank must have the callback; the metrics of rank 0 decide when to save. Models that cannot
+    be saved are rejected before the first batch.
 
     Args:
-      filepath: its end says what is written, such as ".keras" or ".weights.h5"; it may have fields
+      filepath: its ending selects the format, such as ".keras" or ".weights.h5"; it may have fields
         of metrics.
       *args, **kwargs: of Keras' `ModelCheckpoint`.
       signatures: of a SavedModel; None: the model's call.
@@ -86,8 +81,8 @@ class _ModelCheckpoint:
         SavedModel.
 
     Raises:
-      NotImplementedError, TypeError, ValueError: a format that cannot be written, or signatures or
-        options that do not go with it.
+      NotImplementedError, TypeError, ValueError: an unsupported format, or signatures or options
+        that do not match it.
     """
 
     def __init__(
@@ -96,7 +91,7 @@ class _ModelCheckpoint:
         checked_path(filepath, signatures, options)
         self._signatures, self._save_options = signatures, options
         path = os.fspath(filepath)
-        # Keras 3 knows no other formats.
+        # Keras 3 accepts no other formats.
         is_known = kwargs.get("save_weights_only") or path.endswith((".keras", ".h5"))
         super().__init__(path if is_known else f"{path}.keras", *args, **kwargs)  # type: ignore[call-arg]
         self.filepath = path
@@ -113,14 +108,14 @@ class _ModelCheckpoint:
         super().on_epoch_end(epoch, _of_first_rank(logs))  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Of each batch only where this is how often it saves: it costs an exchange.
+        # Per batch only if it saves per batch: it costs an exchange.
         if self.save_freq != "epoch":  # type: ignore[attr-defined]
             logs = _of_first_rank(logs)
         super().on_train_batch_end(batch, logs)  # type: ignore[misc]
 
 
 def _of_first_rank(logs: Any) -> dict[str, Any]:
-    """Returns the metrics of rank 0. Every rank must call it, with metrics of the same names."""
+    """Returns the metrics of rank 0. Every rank must call it, with the same metric names."""
     logs = dict(logs or {})
     if not logs or communicator("ModelCheckpoint").size == 1:
         return logs
@@ -135,14 +130,14 @@ def _number(value: Any) -> float:
 
 
 class _DEHvdBroadcastGlobalVariablesCallback:
-    """Gives all ranks the dense weights of one, and its optimizer's, after the first batch.
+    """Broadcasts one rank's dense weights and optimizer variables after the first batch.
 
-    Then the optimizer has its variables. Tables stay as they are: a rank has its own.
+    By then the optimizer has its variables. Tables stay as they are: each rank has its own.
 
     Args:
-      root_rank: the rank that gives them.
+      root_rank: the broadcasting rank.
       device: not used.
-      local_variables: variables that each rank keeps; None: there are none.
+      local_variables: variables that each rank keeps, or None.
     """
 
     def __init__(

@@ -1,12 +1,9 @@
-"""Layers of dynamic embeddings: `Embedding`, `SquashedEmbedding`, `FieldWiseEmbedding`, ...
+"""Layers of dynamic embeddings: `Embedding`, `SquashedEmbedding`, `FieldWiseEmbedding`, ..., and a
+`LayerNormalization` that also takes ragged rows.
 
-Beside them `LayerNormalization`, which is that of Keras and takes ragged rows as well.
+They are layers of `tf.keras`. For tf_keras beside Keras 3, call `layers_for(tf_keras)`.
 
-They are layers of `tf.keras`. A program that uses tf_keras beside Keras 3 has those of tf_keras by
-`layers_for(tf_keras)`.
-
-Functions and initializers stand in a config as they are: Keras writes those that are its own or
-that the program has registered.
+Configs hold functions and initializers unchanged: Keras serializes its own and registered ones.
 """
 
 import functools
@@ -53,8 +50,8 @@ __all__ = [
     "layers_for",
 ]
 
-_PACKAGE = "sok_lite.dynamic_embedding"  # of what Keras saves by name
-# What `Embedding` takes besides, and the defaults.
+_PACKAGE = "sok_lite.dynamic_embedding"  # the name under which Keras saves classes
+# Further arguments of `Embedding`, with defaults.
 _OPTIONS: dict[str, Any] = {
     "bp_v2": False,
     "restrict_policy": None,
@@ -67,40 +64,40 @@ _OPTIONS: dict[str, Any] = {
     "checkpoint": True,
     "row_shape": None,
 }
-_SHARED = "shared_variable"  # in a config: the number of a variable that other layers have too
+_SHARED = "shared_variable"  # config key: the number of a shared variable
 _POLICIES = ("FrequencyRestrictPolicy", "TimestampRestrictPolicy")
 _CREATORS = ("CuckooHashTableCreator", "HkvHashTableCreator")
-# Whether the other ranks save their tables as well.
+# Whether the other ranks save their tables too.
 all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
 
 
-# ---- layers for either Keras ---------------------------------------------------------------------
+# ---- layers for both Keras versions -------------------------------------------------------------
 
 
 class EmbeddingPart:
-    """Rows of keys: ids of any shape, dense or ragged, give ids.shape + [embedding_size].
+    """Rows of keys: ids of any shape, dense or ragged, return ids.shape + [embedding_size].
 
-    Training inserts the keys of a batch; nothing else does. The model is to be compiled with
+    Only training inserts the keys of a batch. Compile the model with
     `de.DynamicEmbeddingOptimizer(optimizer)`.
 
     Args:
       embedding_size: elements of a row.
       key_dtype: tf.int64, tf.int32 or tf.string.
       value_dtype: of the rows, such as tf.float32.
-      combiner: of the subclasses that combine.
-      initializer: of new rows, or the name of one of Keras; None: `RandomNormal()` of Keras.
-      devices: one name for each shard; None: one shard.
-      name: of the layer; the variable is `<name>-parameter`, and what is trained `<name>-shadow`.
-        Layers of one name share the variable until Keras' `clear_session()`.
-      with_unique: accepted: keys are deduplicated where that is cheapest.
+      combiner: for subclasses that combine rows.
+      initializer: of new rows, or a Keras name; None: Keras' `RandomNormal()`.
+      devices: one name per shard; None: one shard.
+      name: of the layer; its variable is `<name>-parameter`, its trainable `<name>-shadow`. Layers
+        of one name share the variable until Keras' `clear_session()`.
+      with_unique: no effect: keys are deduplicated where that is cheapest.
       short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint, row_shape: of
-        the `Variable` that the layer makes.
+        the layer's `Variable`.
       trainable: whether it is trained.
-      init_capacity: keys to make room for.
-      max_norm: rows are clipped to this norm where they are read.
+      init_capacity: keys to reserve memory for.
+      max_norm: rows are clipped to this norm when read.
       distribute_strategy: None, or one with a single replica.
-      keep_distribution: whether the config has `devices` and `kv_creator`.
-      **kwargs: of the layer class of Keras.
+      keep_distribution: whether the config includes `devices` and `kv_creator`.
+      **kwargs: of the Keras layer class.
 
     Attributes:
       params: the `Variable`.
@@ -112,7 +109,7 @@ class EmbeddingPart:
     """
 
     package: Any  # keras or tf_keras
-    _combiners: tuple[str, ...] | None = None  # of a class that combines rows, those it has
+    _combiners: tuple[str, ...] | None = None  # combiners of a class that combines rows
     params: Variable
     shadow: ShadowVariable
     name: str
@@ -168,7 +165,7 @@ class EmbeddingPart:
             max_norm=options["max_norm"],
             distribute_strategy=options["distribute_strategy"],
         )
-        # Not of the variable, which keeps it: the layer may be told to train later. tf_keras asks
+        # Not the variable's, which stays trainable: the layer may be unfrozen later. tf_keras asks
         # the layer.
         if self.package.__name__ == "keras":
             self.shadow.is_frozen = not trainable
@@ -216,26 +213,26 @@ class EmbeddingPart:
         return embedding_lookup_unique(self.shadow, ids, self.embedding_size, self.with_unique)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-        """Returns the shape of what ids of a shape give."""
+        """Returns the output shape of `call`."""
         return tf.TensorShape([*tf.TensorShape(input_shape), self.embedding_size])
 
     # ---------------------------------------------------------------- saving
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what `from_config` makes a layer of, with a new and empty table."""
+        """Returns the config for `from_config`, which makes a new and empty table."""
         config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
         number = number_of_shared(self.params)
         return config if number is None else {**config, _SHARED: number}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns a layer of what `get_config` gave.
+        """Returns a layer from a config of `get_config`.
 
-        Of the layers of one model those share a table that did.
+        Layers of one model that shared a table share the new one.
 
         Raises:
-          NotImplementedError: it shares one, and Keras loads a model before it is known here, or
-            one whose from_config() does not call that of Keras.
+          NotImplementedError: it shares a table, but its model cannot be followed: loading began
+            before this module was imported, or its from_config() bypasses Keras'.
         """
         config, made = dict(config), made_so_far()
         number = config.pop(_SHARED, None)
@@ -258,50 +255,48 @@ class EmbeddingPart:
             return cls(**config)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the rows and states of the table to a store of Keras."""
+        """Writes the table's rows and states to a Keras store."""
         save_rows(self.params, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Makes the table what `save_own_variables` wrote."""
+        """Replaces the table's content by what `save_own_variables` wrote."""
         load_rows(self.params, store)
 
 
 class SquashedEmbeddingPart(EmbeddingPart):
-    """Rows of keys, reduced: ids (batch, ...) give (batch, embedding_size), ids (n,) one row.
+    """Rows of keys, reduced: ids (batch, ...) return (batch, embedding_size), ids (n,) one row.
 
-    The arguments are those of `Embedding`, and `combiner` is "sum", "mean", "max", "min" or "prod".
+    Arguments as for `Embedding`; `combiner` is "sum", "mean", "max", "min" or "prod".
     """
 
     _combiners = ("sum", "mean", "max", "min", "prod")
 
     def call(self, ids: Any) -> Any:
-        """Returns the rows of ids, reduced over all dimensions but the first and the last."""
+        """Returns the rows of ids, reduced over all dimensions but the first and last."""
         rows = self._rows(ids)
         reduce = getattr(tf, f"reduce_{self.combiner}")
-        # From the innermost on, as ragged rows can be reduced.
+        # Innermost first, as ragged rows allow.
         for axis in range(rows.shape.rank - 2, 0, -1):
             rows = reduce(rows, axis=axis)
         return rows if rows.shape.rank > 1 and len(ids.shape) > 1 else reduce(rows, axis=0)
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-        """Returns the shape of what ids of a shape give."""
+        """Returns the output shape of `call`."""
         outer = list(tf.TensorShape(input_shape))
         return tf.TensorShape([*outer[: len(outer) > 1], self.embedding_size])
 
 
 class HvdAllToAllEmbeddingPart(EmbeddingPart):
-    """Rows of keys that any rank may own: what `Embedding` gives, from the tables of all ranks.
+    """Rows of keys from the tables of all ranks, as `Embedding` returns them.
 
-    The partitioner says which rank owns a key, and the table of a rank has the keys that it owns.
-    Gradients are summed over ranks where the key is owned. Every rank must make the layer, and
-    call it equally often; `HvdVariable` says more.
+    The partitioner assigns each key an owner rank, whose table has its row and receives the
+    gradient, summed over ranks. Every rank must make the layer and call it equally often; see
+    `HvdVariable`.
 
     Args:
-      embedding_size: elements of a row.
-      with_unique, with_secondary_unique: accepted: keys are deduplicated before they travel and
-        where they arrive, with them and without.
-      mpi_size: the number of ranks, which is known; None: not checked.
-      batch_size: not used.
+      with_unique, with_secondary_unique: no effect: keys are always deduplicated before and after
+        the exchange.
+      mpi_size: expected number of ranks; None: not checked.
       **kwargs: further arguments of `Embedding`.
 
     Raises:
@@ -335,10 +330,9 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
         return self.hvd_variable.lookup(as_keys(ids, self.key_dtype_name))
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the rows and states of this rank to a store of Keras.
+        """Writes this rank's rows and states to a Keras store.
 
-        Raises:
-          NotImplementedError: there are several ranks, and the others do not save theirs.
+        NotImplementedError: there are other ranks, and they do not save theirs.
         """
         if self.hvd_variable.mpi_size > 1 and not all_ranks_save.get():
             raise NotImplementedError(
@@ -350,13 +344,13 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
 
 
 class LayerNormalizationPart:
-    """`LayerNormalization` of Keras for ragged inputs as well, which are padded with 0.
+    """Keras' `LayerNormalization`, which also takes ragged inputs and pads them with 0.
 
-    Args: as of that.
+    Args: as in Keras.
     """
 
     def call(self, inputs: Any) -> Any:
-        """Returns inputs, normalized over `axis`, ragged as they are."""
+        """Returns inputs normalized over `axis`; ragged inputs stay ragged."""
         if not isinstance(inputs, tf.RaggedTensor):
             return super().call(inputs)  # type: ignore[misc]
         rows = super().call(inputs.to_tensor())  # type: ignore[misc]
@@ -366,16 +360,15 @@ class LayerNormalizationPart:
 
 
 class FieldWiseEmbeddingPart(EmbeddingPart):
-    """Rows of keys, combined by field: ids (batch, n) give (batch, nslots, embedding_size).
+    """Rows of keys, combined per field: ids (batch, n) return (batch, nslots, embedding_size).
 
     Args:
-      embedding_size: elements of a row.
       nslots: number of fields.
-      slot_map_fn: takes ids and gives the field of each, of the same shape, in [0, nslots).
-      others: of `Embedding`, but `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
+      slot_map_fn: maps ids to fields in [0, nslots), of the same shape.
+      others: of `Embedding`; `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
 
     Raises:
-      ValueError: `slot_map_fn` cannot be called.
+      ValueError: `slot_map_fn` is not callable.
       TypeError: `nslots` is no integer.
     """
 
@@ -418,7 +411,7 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
         self._configured.nslots, self._configured.slot_map_fn = nslots, slot_map_fn
 
     def call(self, ids: Any) -> tf.Tensor:
-        """Returns the rows of ids, combined by their fields."""
+        """Returns the rows of ids, combined per field."""
         if len(ids.shape) > 2:
             raise NotImplementedError(
                 "FieldWiseEmbedding takes ids (batch, n) or (n,). Received: ids of rank "
@@ -445,7 +438,7 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
         return tf.reshape(combined, tf.stack([batch, *shape]))
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-        """Returns the shape of what ids of a shape give."""
+        """Returns the output shape of `call`."""
         outer = list(tf.TensorShape(input_shape))
         return tf.TensorShape([*outer[: len(outer) > 1], self.nslots, self.embedding_size])
 
@@ -457,25 +450,19 @@ def _checked_slots(slots: tf.Tensor, nslots: int) -> tf.Tensor:
         return tf.identity(slots)
 
 
-# ---- the tables of a layer in its store, where Keras saves it; bridge/stored.py ------------------
+# ---- the tables of a layer in its Keras store; bridge/stored.py ---------------------------------
 
 
 def save_rows(params: Any, store: MutableMapping[str, Any]) -> None:
-    """Writes rows, states and status of a `Variable` to a store.
-
-    Args:
-      params: the variable.
-      store: takes arrays by name.
-    """
+    """Writes rows, states and status of a `Variable` to a store of arrays by name."""
     for prefix, table in _tables(params).items():
         write_tensors(store, table.saved_tensors(), prefix)
 
 
 def load_rows(params: Any, store: Mapping[str, Any]) -> None:
-    """Makes a `Variable` what `save_rows` wrote. Other keys go.
+    """Replaces the content of a `Variable` by what `save_rows` wrote.
 
-    Raises:
-      ValueError: something is missing or is not of such a variable; it is as it was.
+    ValueError: something is missing or is from another kind of variable. Nothing has changed.
     """
     tables = _tables(params)
     tensors = {
@@ -487,7 +474,7 @@ def load_rows(params: Any, store: Mapping[str, Any]) -> None:
 
 
 def _tables(params: Any) -> dict[str, Any]:
-    """Returns the tables of a variable, each by what its names begin with."""
+    """Returns the tables of a variable by name prefix."""
     if not params.checkpoint:
         return {}
     policy = params.restrict_policy
@@ -500,22 +487,22 @@ def _saved_dtypes(table: Any) -> dict[str, tf.DType]:
     return saved_dtypes(table.key_type, table.dtype) | texts
 
 
-# ---- arguments as a config has them, which Keras writes as JSON, and back ------------------------
+# ---- arguments in a config, which Keras writes as JSON, and back ---------------------------------
 
 
 def _policy_config(policy: Any) -> Any:
-    """Returns the name of a restrict policy of this package; another one as it is."""
+    """Returns the name of one of our restrict policies; other policies unchanged."""
     name = getattr(policy, "__name__", None)
     return name if name in _POLICIES and getattr(restrict_policies, name) is policy else policy
 
 
 def _policy_of(config: Any) -> Any:
-    """Returns the argument of `policy_config`."""
+    """Inverts `_policy_config`."""
     return getattr(restrict_policies, config) if config in _POLICIES else config
 
 
 def _creator_config(creator: Any) -> Any:
-    """Returns the kind and the settings of a creator of this package; another one as it is."""
+    """Returns kind and settings of one of our creators; other creators unchanged."""
     name = type(creator).__name__
     if name not in _CREATORS or type(creator) is not getattr(creators, name) or creator.saver:
         return creator
@@ -526,7 +513,7 @@ def _creator_config(creator: Any) -> Any:
 
 
 def _creator_of(config: Any) -> Any:
-    """Returns the argument of `creator_config`."""
+    """Inverts `_creator_config`."""
     if not isinstance(config, dict) or "creator" not in config:
         return config
     settings = config["settings"]
@@ -536,11 +523,7 @@ def _creator_of(config: Any) -> Any:
 
 
 def _as_integer(name: str, value: Any) -> int:
-    """Returns a size as an int.
-
-    Raises:
-      TypeError: it is none. ValueError: it is below 1.
-    """
+    """Returns a size as an int. TypeError: not an integer. ValueError: below 1."""
     try:
         number = int(value)
     except (TypeError, ValueError) as error:
@@ -550,17 +533,12 @@ def _as_integer(name: str, value: Any) -> int:
     return number
 
 
-# ---- classes of a Keras --------------------------------------------------------------------------
+# ---- classes per Keras ---------------------------------------------------------------------------
 
 
 def layers_for(package: Any) -> SimpleNamespace:
-    """Returns the layers as classes of a Keras, which also knows them by name then.
-
-    Args:
-      package: `keras`, `tf_keras` or `tf.keras`.
-
-    Raises:
-      TypeError: it is none of them.
+    """Returns the layers for `keras`, `tf_keras` or `tf.keras` (else TypeError), registered by
+    name.
     """
     return _layers_of(root_of(package))
 
@@ -588,7 +566,7 @@ def _layers_of(package: Any) -> SimpleNamespace:
 
 
 def _read_old_optimizers(package: Any) -> None:
-    """Has a Keras read optimizers in files of sok_lite before 2026-11-27, as it saved them then."""
+    """Makes a Keras read optimizers in files of sok_lite from before 2026-11-27."""
 
     def from_config(made: type, config: dict[str, Any], custom_objects: Any = None) -> Any:
         plain = package.saving.deserialize_keras_object(config["optimizer"], custom_objects)
@@ -606,7 +584,7 @@ SquashedEmbedding = _of_program.SquashedEmbedding
 FieldWiseEmbedding = _of_program.FieldWiseEmbedding
 HvdAllToAllEmbedding = _of_program.HvdAllToAllEmbedding
 LayerNormalization = _of_program.LayerNormalization
-# A program that has imported tf_keras as well may load a model with it.
+# A program that also imported tf_keras may load a model with it.
 for _name in held.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):
         layers_for(sys.modules[_name])

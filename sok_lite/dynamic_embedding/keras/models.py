@@ -1,4 +1,4 @@
-"""Saving models with their tables, on one rank or on all, and loading them."""
+"""Saves models with their tables, on one rank or on all, and loads them."""
 
 import contextlib
 import json
@@ -42,11 +42,11 @@ from sok_lite.engine.local_path import local_path, plain_path
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
 
-# Of TensorFlow's SavedModel: a folder that it leaves to others.
+# In TensorFlow's SavedModel, the folder reserved for others.
 _IN_SAVED_MODEL = Path("assets.extra") / "model.keras"
 _WEIGHTS, _MODEL, _CHECKPOINT = ".weights.h5", ".keras", ".ckpt"
 _OLD = (".h5", ".hdf5")
-# Any other path is a folder with TensorFlow's SavedModel.
+# Any other path is a SavedModel folder.
 _FORMATS = (_MODEL, _WEIGHTS, _CHECKPOINT)
 
 
@@ -59,35 +59,34 @@ def de_save_model(
     options: Any = None,
     save_traces: bool = True,
 ) -> None:
-    """Saves a model with the tables of its layers: rows, and their optimizer states.
+    """Saves a model with the tables of its layers: rows and their optimizer states.
 
-    Given a folder `model.save` does the same, and so does `save_model` of tf_keras.
-
-    In a job of several ranks every rank must call it: it does what `de_hvd_save_model` does.
+    For a folder, `model.save` and `save_model` of tf_keras do the same. On several ranks every rank
+    must call it: it then equals `de_hvd_save_model`.
 
     Args:
-      model: of Keras 3 or tf_keras, whose tables are in layers of `de.keras.layers`.
-      filepath: its end says what is written: ".keras", the whole model in Keras' format;
+      model: of Keras 3 or tf_keras, with tables in layers of `de.keras.layers`.
+      filepath: its ending selects the format: ".keras", the whole model in Keras' format;
         ".weights.h5", weights and tables; ".ckpt", a directory with a TensorFlow checkpoint; any
-        other but ".h5", a directory with TensorFlow's SavedModel, which needs no sok_lite to be
-        served. `load_model` and `load_weights` read it as well: the
-        model in Keras' format is in it. What is there is replaced when all is written.
-      overwrite: False: what is there is not replaced.
-      include_optimizer: whether the optimizer and its dense states are saved. States of rows go
-        with the rows. An optimizer of TF1 is in a ".ckpt" alone.
+        other except ".h5", a directory with a SavedModel, which serves without sok_lite. It also
+        contains the model in Keras' format, for `load_model` and `load_weights`. An existing target
+        is replaced once everything is written.
+      overwrite: False: an existing target raises.
+      include_optimizer: whether to save the optimizer and its dense states. Row states are saved
+        with the rows. A TF1 optimizer is saved in a ".ckpt" only.
       signatures: of the SavedModel: a tf.function with an input_signature, a concrete function, or
-        a dict of those by name; None: the model's call, by its inputs or what it was called with.
+        a dict of these by name; None: the model's call, by its inputs or its last call.
       options: a tf.train.CheckpointOptions for ".ckpt", a tf.saved_model.SaveOptions for a
         SavedModel.
       save_traces: not used: a SavedModel has what its signatures need.
 
     Raises:
-      NotImplementedError: a ".h5" file, a ".ckpt" of a table whose creator has a
-        `FileSystemSaver`, or a variable that no layer of `de.keras.layers` holds.
-      FileExistsError: something is there that is not to be replaced.
-      TypeError: a signature or options of another kind.
-      ValueError: options or signatures for a format that has none, or a model that does not say
-        what it takes and was not called.
+      NotImplementedError: a ".h5" file, a ".ckpt" of a table whose creator has a `FileSystemSaver`,
+        or a variable outside layers of `de.keras.layers`.
+      FileExistsError: the target exists and must not be replaced.
+      TypeError: a signature or options of another type.
+      ValueError: options or signatures for a format without them, or a model of unknown inputs that
+        was never called.
     """
     if are_several():
         de_hvd_save_model(model, filepath, overwrite, include_optimizer, signatures, options)
@@ -111,27 +110,25 @@ def de_hvd_save_model(
     options: Any = None,
     save_traces: bool = True,
 ) -> None:
-    """Does what `de_save_model` does on rank 0, and saves the tables of each other rank beside it.
+    """Saves a model on rank 0 as `de_save_model` does, and the tables of other ranks beside it.
 
-    Every rank must call it; the path of rank 0 counts, where all must be able to write. Rank r of n
-    has its tables in `<filepath>.rank<r>of<n>.npz`; `load_model` and `load_weights` read them.
+    Every rank must call it; the path of rank 0 counts, and every rank must be able to write there.
+    The tables of rank r of n go to `<filepath>.rank<r>of<n>.npz`; `load_model` and `load_weights`
+    read them.
 
-    The arguments and errors are those of `de_save_model`.
-
-    Raises:
-      RuntimeError: another rank could not do its part.
+    Arguments and errors as for `de_save_model`. RuntimeError: another rank failed.
     """
     comm = communicator("de_hvd_save_model()")
     with _together(comm):
         path = checked_path(filepath, signatures, options)
     path = Path(os.fsdecode(broadcast_bytes(comm, os.fsencode(path), 0)))
-    with _together(comm):  # nobody writes where another refuses
+    with _together(comm):  # no rank writes if one refuses
         check_savable(model, path)
         functions = _functions(model, path, signatures)
         if comm.rank == 0:
             _check_new(path, overwrite)
     with _together(comm), contextlib.ExitStack() as stack:
-        with _together(comm):  # before they meet in what they write
+        with _together(comm):  # before they exchange while writing
             whole = stack.enter_context(_written_as_a_whole(path, comm.rank == 0))
         _write_served(model, whole, functions, options, comm if comm.size > 1 else None)
         if comm.rank == 0:
@@ -153,11 +150,11 @@ def load_model(
     *,
     package: Any = None,
 ) -> Any:
-    """Loads what `de_save_model` or `de_hvd_save_model` wrote; each rank has its tables again.
+    """Loads what `de_save_model` or `de_hvd_save_model` wrote; each rank gets its tables.
 
     Args:
-      filepath: a ".keras" file, or a directory with a SavedModel.
-      custom_objects, compile, safe_mode: for `load_model` of Keras.
+      filepath: a ".keras" file, or a SavedModel directory.
+      custom_objects, compile, safe_mode: of Keras' `load_model`.
       package: keras or tf_keras; None: tf.keras.
 
     Raises:
@@ -175,19 +172,19 @@ def load_model(
 
 
 def load_weights(model: Any, filepath: Any, **options: Any) -> None:
-    """Gives a model the weights and tables that were saved; each rank has its own tables again.
+    """Loads saved weights and tables into a model; each rank gets its own tables.
 
-    Given a folder `model.load_weights` does the same.
+    For a folder `model.load_weights` does the same.
 
     Args:
-      model: like the one that was saved. If it was not called yet it is built as that one was, of a
+      model: like the saved one. If it was never called, it is built like the saved one, from a
         ".keras" file or a SavedModel.
-      filepath: what was saved, of any of the formats of `de_save_model`.
+      filepath: in any format of `de_save_model`.
       options: of Keras' `load_weights`.
 
     Raises:
-      ValueError: it was saved by another number of ranks, or of another model; or the model cannot
-        be built and is to be called first.
+      ValueError: it was saved by another number of ranks, or from another model; or the model
+        cannot be built and must be called first.
     """
     path = checked_path(filepath, None, None)
     comm = _checked_ranks(path)
@@ -205,14 +202,14 @@ def load_weights(model: Any, filepath: Any, **options: Any) -> None:
 
 
 def _functions(model: Any, path: Path, signatures: Any) -> dict[str, Any]:
-    """Returns the functions that a SavedModel serves, by name; {}: it is another format."""
+    """Returns the functions of a SavedModel by name; {} for other formats."""
     return {} if path.name.endswith(_FORMATS) else functions_of(model, signatures)
 
 
 def _write_served(
     model: Any, path: Path, functions: dict[str, Any], options: Any, comm: Communicator | None
 ) -> None:
-    """Writes what is served of a SavedModel. Every rank of the job must call it, if it has any."""
+    """Writes the served part of a SavedModel. Every rank of a job must call it."""
     if functions:
         ranks = Ranks(comm)
         with ranks.together():
@@ -220,7 +217,7 @@ def _write_served(
 
 
 def _file_in(path: Path) -> Path:
-    """Returns what Keras reads and writes: of a SavedModel a file in it."""
+    """Returns the file that Keras reads and writes; for a SavedModel one inside it."""
     return path if path.name.endswith(_FORMATS) else path / _IN_SAVED_MODEL
 
 
@@ -254,10 +251,9 @@ def _read_checkpoint(model: Any, path: str) -> None:
 
 
 def _build(model: Any, file: Path) -> None:
-    """Builds a model that has no weights yet, as the one was that was saved.
+    """Builds a model without weights as the saved one was built.
 
-    Raises:
-      ValueError: the file does not say how, or the model cannot be built so.
+    ValueError: the file does not say how, or the model cannot be built so.
     """
     if _is_built(model):
         return
@@ -278,12 +274,12 @@ def _build(model: Any, file: Path) -> None:
 
 
 def _is_built(model: Any) -> bool:
-    # Keras 3 builds the layers alone, where a model has no inputs.
+    # Keras 3 builds only the layers if a model has no inputs.
     return model.built or all(layer.built for layer in layers_in(model))
 
 
 def _build_config(file: Path) -> Any:
-    """Returns how a model was built that is in a file; None: the file does not say."""
+    """Returns how the model in a file was built, or None if unknown."""
     if not file.name.endswith(_MODEL):
         return None
     with zipfile.ZipFile(file) as parts:
@@ -291,7 +287,7 @@ def _build_config(file: Path) -> Any:
 
 
 def _build_optimizer(model: Any) -> None:
-    """Makes the states of an optimizer before its first step: Keras loads none that is missing."""
+    """Creates optimizer states before the first step: Keras cannot load missing ones."""
     optimizer: Any = getattr(model, "optimizer", None)
     if model.built and hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
         trained = model.trainable_variables
@@ -300,12 +296,12 @@ def _build_optimizer(model: Any) -> None:
 
 @contextlib.contextmanager
 def _without_optimizer(model: Any, is_left_out: bool) -> Iterator[None]:
-    """Takes the optimizer off a model meanwhile."""
+    """A context in which a model has no optimizer."""
     optimizer = getattr(model, "optimizer", None)
     if not is_left_out or optimizer is None:
         yield
         return
-    model.optimizer = tf.Module()  # TensorFlow goes on tracking what is replaced by None
+    model.optimizer = tf.Module()  # TensorFlow keeps tracking an object replaced by None
     model.optimizer = None
     model.get_compile_config = lambda: None
     try:
@@ -320,7 +316,7 @@ def _without_optimizer(model: Any, is_left_out: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _together(comm: Communicator) -> Iterator[None]:
-    """Ends when all ranks have done what is inside, and raises on all where one has failed."""
+    """A context that ends when all ranks are done, and raises on all if one failed."""
     failure: Exception | None = None
     try:
         yield
@@ -341,7 +337,7 @@ def _file_of_rank(path: Path, comm: Communicator) -> Path:
 
 
 def _files_of_ranks(path: Path) -> list[tuple[Path, int, int]]:
-    """Returns the files of ranks beside a file: each with its rank and the number of ranks."""
+    """Returns the rank files beside a file, each with its rank and number of ranks."""
     pattern = re.compile(re.escape(path.name) + r"\.rank(\d+)of(\d+)\.npz")
     folder = path.parent
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
@@ -350,7 +346,7 @@ def _files_of_ranks(path: Path) -> list[tuple[Path, int, int]]:
 
 
 def _remove_files_of_ranks(path: Path, size: int) -> None:
-    """Removes what jobs of another size have left beside a file, as far as it is ours."""
+    """Removes our rank files that jobs of another size left beside a file."""
     for stale, _, number in _files_of_ranks(path):
         if number != size and _is_ours(stale):
             stale.unlink()
@@ -360,7 +356,7 @@ def _is_ours(path: Path) -> bool:
     try:
         with np.load(path) as arrays:
             return not arrays.files or "0/name" in arrays.files
-    except EOFError:  # it is empty: nothing of anybody is lost
+    except EOFError:  # empty, so nothing is lost
         return True
     except (OSError, ValueError, zipfile.BadZipFile):
         return False
@@ -398,7 +394,7 @@ def _write_tables(model: Any, path: Path) -> None:
 
 
 def _read_tables(model: Any, path: Path, comm: Communicator) -> None:
-    """Gives a rank that is not the first its tables."""
+    """Loads the tables of a rank other than 0."""
     if comm.rank == 0:
         return
     arrays = read_arrays(_file_of_rank(path, comm))
@@ -415,13 +411,13 @@ def _read_tables(model: Any, path: Path, comm: Communicator) -> None:
         load_rows(params, {name.removeprefix(start): arrays[name] for name in parts})
 
 
-# ---- formats, by the end of a path: what fits one, and what does not -----------------------------
+# ---- formats by ending, and what fits them -------------------------------------------------------
 
 
 def checked_path(filepath: Any, signatures: Any, options: Any) -> Path:
-    """Returns the path, or raises where `de_save_model` writes no such format, or not with these.
+    """Returns the path; raises if `de_save_model` cannot write this format or combination.
 
-    The arguments are those of `de_save_model`.
+    Arguments as for `de_save_model`.
     """
     path = Path(local_path(filepath, "filepath"))
     if path.suffix in _OLD and not path.name.endswith(_WEIGHTS):
@@ -452,21 +448,17 @@ def checked_path(filepath: Any, signatures: Any, options: Any) -> Path:
 
 
 def check_savable(model: Any, path: Path) -> None:
-    """Raises if `de_save_model` could not save all of a model, whatever it is trained to be.
-
-    Args:
-      path: as `checked_path` gives it.
-    """
+    """Raises if `de_save_model` could not save all of a model, whatever its training."""
     if path.name.endswith(_CHECKPOINT):
         _check_savers(model, path)
         return
     check_saving("save_model", model)
     if not path.name.endswith(_WEIGHTS):
-        model.get_config()  # of Keras 3, raises where a class does not say what it was made with
+        model.get_config()  # in Keras 3 raises for a class without a config
 
 
 def _check_new(path: Path, overwrite: bool) -> None:
-    """Raises FileExistsError where something is that is not to be replaced."""
+    """Raises FileExistsError if the target exists and must not be replaced."""
     if not overwrite and path.exists():
         raise FileExistsError(f"{str(path)!r} exists, and is not to be replaced: overwrite=False.")
 
@@ -484,10 +476,9 @@ def _check_savers(model: Any, path: Path) -> None:
 
 @contextlib.contextmanager
 def _written_as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
-    """Gives where a model is written, which takes its place when all of it is there.
+    """Yields a path to write a model to, and moves it into place once complete.
 
     Args:
-      path: as `checked_path` gives it.
       is_written: False: this rank writes none.
     """
     if not is_written:
@@ -502,7 +493,7 @@ def _written_as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
 
 
 def _is_model_folder(path: Any) -> bool:
-    """Whether `de_save_model` wrote a SavedModel at a path, which may be an open file as well."""
+    """Whether a path, or an open file, is a SavedModel of `de_save_model`."""
     if not isinstance(path, (str, os.PathLike)):
         return False
     return (Path(plain_path(path)) / _IN_SAVED_MODEL).is_file()

@@ -1,4 +1,4 @@
-"""Checkpoints with the rows of dynamic embeddings in files beside them, as TFRA's `train`."""
+"""TFRA's `train`: checkpoints with the rows of dynamic embeddings in files beside them."""
 
 from sok_lite.dynamic_embedding.train.checkpoint import DECheckpoint, DEHvdSaver
 

@@ -1,6 +1,6 @@
-"""`DECheckpoint` and `DEHvdSaver`: TensorFlow's own, with folders for the files of variables.
+"""`DECheckpoint` and `DEHvdSaver`: TensorFlow's own, plus folders for variable files.
 
-Of several ranks rank 0 writes the dense variables, and every rank its rows.
+Rank 0 writes the dense variables, and every rank its rows.
 """
 
 import os
@@ -24,15 +24,15 @@ from sok_lite.engine.files.key_value_names import file_prefix
 
 
 class DECheckpoint(tf.train.Checkpoint):
-    """A `tf.train.Checkpoint` for variables with a `FileSystemSaver` too, of one rank or of many.
+    """A `tf.train.Checkpoint` that also supports variables with a `FileSystemSaver`, on any ranks.
 
     Their files are in the folder `TFRADynamicEmbedding-<step>` beside the checkpoint of that step,
-    or in `TFRADynamicEmbedding` where the name has no step. In a job of several ranks rank 0 writes
-    the dense variables and every rank its files, and every rank must save and restore; all must see
-    the same folder. A `tf.train.CheckpointManager` works, on every rank too: the folder of a
-    checkpoint that this object has written and the manager has removed goes with the next save.
+    or `TFRADynamicEmbedding` if the name has no step. Rank 0 writes the dense variables and every
+    rank its files; every rank must save and restore, and see the same folder. A
+    `tf.train.CheckpointManager` works too, on every rank: when it removes a checkpoint of this
+    object, the next save removes the folder.
 
-    For eager mode and tf.function. In a graph of TF1 use `DEHvdSaver`.
+    For eager mode and tf.function. In a TF1 graph use `DEHvdSaver`.
 
     Args:
       root, **kwargs: of `tf.train.Checkpoint`.
@@ -43,16 +43,16 @@ class DECheckpoint(tf.train.Checkpoint):
         self._written_folders = WrittenFolders()
 
     def save(self, file_prefix: Any, options: Any = None) -> Any:
-        """Writes a checkpoint with the next number behind `file_prefix`; returns its path."""
+        """Writes a checkpoint with the next number after `file_prefix`; returns its path."""
         _refuse_background(options)
         return super().save(file_prefix, options)
 
     def write(self, file_prefix: Any, options: Any = None) -> Any:
-        """Writes a checkpoint that is named `file_prefix`; returns its path."""
+        """Writes a checkpoint named `file_prefix`; returns its path."""
         _refuse_background(options)
         return super().write(file_prefix, options)
 
-    # What save(), write() and a CheckpointManager come to.
+    # Called by save(), write() and CheckpointManager.
     def _write(self, file_prefix: Any, options: Any = None) -> Any:
         _refuse_graphs()
         prefix = os.fspath(file_prefix)
@@ -64,9 +64,9 @@ class DECheckpoint(tf.train.Checkpoint):
         path = _write_together("de.train.Checkpoint", prefix, tables, write, self._written_folders)
         return prefix if path is None else path
 
-    # What read() and restore() come to.
+    # Called by read() and restore().
     def read(self, save_path: Any, options: Any = None) -> Any:
-        """Restores what `write` has written; returns TensorFlow's load status."""
+        """Restores what `write` wrote; returns TensorFlow's load status."""
         if save_path is None:
             return super().read(save_path, options)
         _refuse_graphs()
@@ -91,11 +91,11 @@ def _refuse_graphs() -> None:
 
 
 class DEHvdSaver(tf.compat.v1.train.Saver):
-    """A saver of TF1 for variables with a `FileSystemSaver` too, of one rank or of many.
+    """A TF1 saver that also supports variables with a `FileSystemSaver`, on any ranks.
 
-    The files of variables are in the folder `TFRADynamicEmbedding-<step>` beside the checkpoint of
-    that step. In a job of several ranks rank 0 writes the dense variables and every rank its files:
-    every rank must save and restore, and all must see the same folder.
+    Variable files are in the folder `TFRADynamicEmbedding-<step>` beside the checkpoint of that
+    step. Rank 0 writes the dense variables and every rank its files; every rank must save and
+    restore, and see the same folder.
 
     Args:
       *args, **kwargs: of `tf.compat.v1.train.Saver`.
@@ -109,16 +109,16 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
     def save(
         self, sess: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
     ) -> str:
-        """Writes a checkpoint, and the files of variables beside it.
+        """Writes a checkpoint, and the variable files beside it.
 
         Args:
           sess: the session.
-          save_path: what the checkpoint's name begins with.
-          global_step: a number, tensor or variable that is put behind it.
+          save_path: prefix of the checkpoint's name.
+          global_step: a number, tensor or variable to append.
           *args, **kwargs: further ones of `tf.compat.v1.train.Saver.save`.
 
         Returns:
-          What the checkpoint's files start with, on every rank.
+          The prefix of the checkpoint's files, on every rank.
         """
         prefix = save_path
         if global_step is not None:
@@ -136,7 +136,7 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
         return prefix if path is None else path
 
     def restore(self, sess: Any, save_path: str) -> None:
-        """Restores a checkpoint, with the files of variables beside it."""
+        """Restores a checkpoint with the variable files beside it."""
         with opened(folder_beside(save_path)):
             super().restore(sess, save_path)
 
@@ -151,28 +151,25 @@ def _write_together(
     write: Callable[[], Any],
     written: WrittenFolders,
 ) -> Any:
-    """Writes a checkpoint and the files of its variables. Every rank must call it.
+    """Writes a checkpoint and its variable files. Every rank must call it.
 
-    It returns when all ranks have written. If one fails, it raises on all of them.
+    It returns when all ranks have written. If one fails, it raises on all.
 
     Args:
-      what: writes it, for errors.
-      prefix: of the checkpoint.
-      tables: those that are in it.
-      write: writes it with its files; called on rank 0.
-      written: is told of it.
+      what: names the caller in errors.
+      write: writes the checkpoint with its files; called on rank 0.
 
     Returns:
-      What `write` gives; None on other ranks.
+      The result of `write`; None on other ranks.
 
     Raises:
-      ValueError: several ranks, and a variable without a `FileSystemSaver`; two of one name.
-      RuntimeError: another rank has failed.
+      ValueError: several ranks and a variable without a `FileSystemSaver`, or two of one name.
+      RuntimeError: another rank failed.
     """
     tables = list(tables)
     _check_names(what, tables)
     if launched_ranks() > 1:
-        communicator(what)  # connects them if nobody has
+        communicator(what)  # connects them if needed
     comm = job.other_ranks()
     with opened(folder_beside(prefix)):
         if comm is None:
@@ -193,7 +190,7 @@ def _on_all(
         if comm.rank == 0:
             result = write()
         else:
-            # In a graph of TF1 as well tensors are numbers here.
+            # Tensors must have values here, in a TF1 graph too.
             with tf.__internal__.eager_context.eager_mode():
                 for table in tables:
                     table.files.write()
@@ -211,7 +208,7 @@ def _on_all(
 
 
 def _check_names(what: str, tables: Iterable[HashTable]) -> None:
-    """Raises if two tables would have the same files."""
+    """Raises ValueError if two tables would have the same files."""
     names = Counter(file_prefix(table.table.name) for table in tables if table.files is not None)
     twice = [name for name, count in names.items() if count > 1]
     if twice:

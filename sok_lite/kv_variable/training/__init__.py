@@ -1,6 +1,6 @@
-"""The optimizers of TFPlus: of tf.compat.v1.train, for dense variables and for tables.
+"""TFPlus' optimizers, of tf.compat.v1.train, for dense variables and tables.
 
-Any other optimizer of TensorFlow or Keras trains tables as well.
+Any other optimizer of TensorFlow or Keras trains tables too.
 """
 
 import tensorflow as tf
@@ -9,7 +9,7 @@ from sok_lite.kv_variable.training.group_adam import AdamOptimizer, GroupAdamOpt
 from sok_lite.kv_variable.training.rectified_adam import RectifiedAdamOptimizer
 from sok_lite.kv_variable.training.sparse_group_ftrl import SparseGroupFtrlOptimizer
 
-# TensorFlow's own: TFPlus has the same arguments.
+# TensorFlow's own, whose arguments TFPlus has.
 AdagradOptimizer = tf.compat.v1.train.AdagradOptimizer
 GradientDescentOptimizer = tf.compat.v1.train.GradientDescentOptimizer
 

@@ -1,4 +1,4 @@
-"""Adam and group Adam, by TFPlus' signatures."""
+"""Adam and group Adam with TFPlus' signatures."""
 
 import numbers
 from typing import Any
@@ -9,27 +9,25 @@ from sok_lite.bridge.checks import checked_strength
 
 
 class GroupAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
-    """Adam with a sparse group lasso on the rows of tables. Dense variables have plain Adam.
+    """Adam with a sparse group lasso on table rows. Dense variables get plain Adam.
 
-    Without penalties it is Adam for the rows that have a gradient, whichever step a row comes first
-    in. The penalties are multiplied by the learning rate of each step.
+    Without penalties it is Adam for the rows that have a gradient, whatever step a row first
+    appears in. Penalties are multiplied by the step's learning rate.
 
     Args:
       learning_rate: a number, a tensor or a callable.
-      initial_accumulator_value: >= 0; version 1 alone used it.
+      initial_accumulator_value: >= 0; only version 1 used it.
       beta1, beta2, epsilon, use_locking, name: of `tf.compat.v1.train.AdamOptimizer`.
-      l1_regularization_strength: of every element of a row: sets single ones to 0.
-      l2_regularization_strength: of the squares of a row's elements.
-      l21_regularization_strength: of the norm of a row, times the root of its dimension: sets whole
-        rows to 0.
-      accum_name, linear_name: not used: states lie with the rows and have the names that
-        `get_slot_names` gives.
-      version: 4, or 3 with a learning rate that is a number, which is then the same.
+      l1_regularization_strength: per element; sets single elements to 0.
+      l2_regularization_strength: of squared elements.
+      l21_regularization_strength: of the row norm times the root of the dimension; sets whole rows
+        to 0.
+      accum_name, linear_name: not used: states are stored with the rows, named by `get_slot_names`.
+      version: 4, or 3 with a constant learning rate, which is equivalent.
 
     Raises:
-      TypeError, ValueError: a strength is no number, negative or infinite, or TFPlus has no such
-        version.
-      NotImplementedError: version 1 or 2, or 3 with a learning rate that may change.
+      TypeError, ValueError: a strength is not a finite number >= 0, or TFPlus has no such version.
+      NotImplementedError: version 1 or 2, or 3 with a variable learning rate.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class GroupAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
                 "formulas are others: train with version=4."
             )
         if version == 3 and not isinstance(learning_rate, numbers.Real):
-            # Its z lacks the learning rate, so that each change of the rate moves all of a row.
+            # Its z lacks the learning rate, so each change of the rate moves whole rows.
             raise NotImplementedError(
                 "GroupAdamOptimizer with version=3 must have a learning rate that is a number: it "
                 "is version 4 only where the rate never changes. Received: "
@@ -75,12 +73,12 @@ class GroupAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
 
 
 class AdamOptimizer(tf.compat.v1.train.AdamOptimizer):
-    """Adam. Only the rows of tables that have a gradient change.
+    """Adam. Only table rows that have a gradient change.
 
     Args:
       learning_rate, beta1, beta2, epsilon, use_locking, name: of
         `tf.compat.v1.train.AdamOptimizer`.
-      version: 1 or 2: where TFPlus keeps the states, which makes no difference here.
+      version: 1 or 2: where TFPlus stores states; no effect here.
 
     Raises:
       ValueError: another version.

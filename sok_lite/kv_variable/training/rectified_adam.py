@@ -1,4 +1,4 @@
-"""Rectified Adam, RAdam, for dense variables; the engine has the rule of the rows of tables."""
+"""Rectified Adam (RAdam) for dense variables; the engine has the rule for table rows."""
 
 from typing import Any
 
@@ -11,25 +11,25 @@ _SETTINGS = ("decay", "total_steps", "warmup_proportion", "min_lr")
 
 
 class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
-    """Adam whose first steps leave the second moment out, until enough is known of it.
+    """Adam that ignores the second moment in the first steps, until its estimate is reliable.
 
-    Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020. Of a sparse
-    gradient only the rows that it has change, of dense variables too.
+    Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020. A sparse
+    gradient changes only its rows, of dense variables too.
 
     Args:
       learning_rate: a number, a tensor or a callable.
       beta1, beta2, epsilon: numbers, tensors or callables; beta1 in [0, 1), beta2 in (0.6, 1),
         epsilon above 0.
       use_locking, name: of `tf.compat.v1.train.AdamOptimizer`.
-      decay: the learning rate is divided by `1 + decay * t` in step t, 1 for the first.
+      decay: divides the learning rate by `1 + decay * t` in step t, 1 for the first.
       weight_decay: decoupled: a row or variable loses `learning rate * weight_decay` of itself.
       amsgrad: divides by the largest second moment so far.
-      sma_threshold: how many gradients the second moment must be the mean of; >= 4.
-      total_steps: > 0: the learning rate rises from 0 in the first `warmup_proportion` of so many
-        steps, and falls to `min_lr` in the others.
+      sma_threshold: minimum number of gradients averaged in the second moment; >= 4.
+      total_steps: > 0: the learning rate rises from 0 in the first `warmup_proportion` of these
+        steps, then falls to `min_lr`.
       warmup_proportion: in [0, 1].
       min_lr: the learning rate after `total_steps`.
-      use_nesterov: steps by `beta1 * m + (1 - beta1) * g` in place of m.
+      use_nesterov: steps by `beta1 * m + (1 - beta1) * g` instead of m.
 
     Raises:
       TypeError, ValueError: an argument is out of range.
@@ -72,7 +72,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         self.amsgrad, self._use_nesterov = bool(amsgrad), bool(use_nesterov)
 
     def _check_numbers(self, beta1: Any, beta2: Any, epsilon: Any) -> None:
-        """Raises where numbers are out of range. Tensors and callables rows check in a step."""
+        """Raises if a number is out of range. Row updates check tensors and callables."""
         limits = (("beta1", beta1, None, 1.0), ("beta2", beta2, 0.6, 1.0))
         for name, value, low, high in (*limits, ("epsilon", epsilon, 0.0, float("inf"))):
             if callable(value) or tf.is_tensor(value):
@@ -85,7 +85,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
                 raise ValueError(f"{what} must be below {high:g}. Received: {value!r}.")
 
     def learning_rate_after(self, iterations: Any) -> Any:
-        """Returns the learning rate of the step after some steps, a number or a tensor."""
+        """Returns the learning rate after some steps, a number or a tensor."""
         rate = self._lr() if callable(self._lr) else self._lr
         if not self._decay and not self._total_steps:
             return rate
@@ -126,7 +126,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         return self._updated(grad, var, indices)
 
     def _updated(self, grad: Any, var: Any, indices: Any) -> Any:
-        """Returns the update of a variable, or of rows (k,) of it that are distinct."""
+        """Returns the update of a variable, or of its distinct rows (k,)."""
         dtype = var.dtype.base_dtype
 
         def read(variable: Any) -> Any:
@@ -154,23 +154,23 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         root = tf.sqrt(largest / correction_2) + epsilon
         change = tf.where(rectifier > 0, rectifier * mean / root, mean)
         change += tf.cast(self.weight_decay, dtype) * old
-        # All is read before anything is written.
+        # Read everything before writing.
         with tf.control_dependencies([change, *new.values()]):
             written_slots = [written(slots[name], value) for name, value in new.items()]
             return tf.group(written(var, old - rate * change), *written_slots)
 
     def _factors(self) -> tuple[Any, ...]:
-        """Returns the numbers of a step, in float64: of 1 - 0.999 float32 has 5 digits."""
+        """Returns the factors of a step in float64: in float32, 1 - 0.999 has 5 digits."""
         step = tf.cast(tf.identity(self._step_variable()), tf.float64)
         beta_1, beta_2 = _float64(self._beta1), _float64(self._beta2)
         correction_1, correction_2 = 1 - beta_1**step, 1 - beta_2**step
         longest = 2 / (1 - beta_2) - 1
         length = longest - 2 * step * (1 - correction_2) / correction_2
         is_known = length >= self.sma_threshold
-        # Where it is not, a number all the same: the root of a negative one would be none.
+        # A valid number even if unused: the root of a negative one would be NaN.
         safe = tf.where(is_known, length, longest)
         known = (safe - 4) * (safe - 2) * longest / ((longest - 4) * (longest - 2) * safe)
-        rectifier = tf.where(is_known, tf.sqrt(known), tf.zeros_like(known))  # 0: it is left out
+        rectifier = tf.where(is_known, tf.sqrt(known), tf.zeros_like(known))  # 0: not used
         return (
             self.learning_rate_after(step - 1),
             beta_1,

@@ -1,4 +1,4 @@
-"""FTRL-proximal that sets whole rows of tables to 0."""
+"""FTRL-proximal that sets whole table rows to 0."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from sok_lite.bridge.checks import checked_strength
 
 
 class SparseGroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
-    """FTRL with a sparse group lasso on the rows of tables, also called Group Adagrad.
+    """FTRL with a sparse group lasso on table rows, also called Group Adagrad.
 
-    With `l21_regularization_strength=0` it is `tf.compat.v1.train.FtrlOptimizer`, which dense
-    variables have in either case.
+    With `l21_regularization_strength=0`, and for dense variables, it is
+    `tf.compat.v1.train.FtrlOptimizer`.
 
     Args:
       learning_rate, learning_rate_power, initial_accumulator_value: of FtrlOptimizer.
       l1_regularization_strength, l2_regularization_strength, use_locking, name: of FtrlOptimizer.
       accum_name, linear_name, l2_shrinkage_regularization_strength: of FtrlOptimizer.
-      l21_regularization_strength: of the norm of a row, times the root of its dimension: sets whole
-        rows to 0.
+      l21_regularization_strength: of the row norm times the root of the dimension; sets whole rows
+        to 0.
 
     Raises:
       TypeError, ValueError: an argument is out of range.
