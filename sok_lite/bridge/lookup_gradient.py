@@ -115,7 +115,8 @@ def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
 @tf.RegisterGradient("SokStaticRowsInOrder")
 def _of_static(op: Any, *gradients: Any) -> list[Any]:
     """Returns the gradients by the rows that this rank has sent to others."""
-    facts, what = Facts.of(op), _what(op, Facts.of(op))
+    facts = Facts.of(op)
+    what = _what(op, facts)
     refuse_replicas(f"The gradient of {what}")
     *rows, order, told = op.inputs[1:]
     types = [tf.float32] * len(rows)

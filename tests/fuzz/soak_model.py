@@ -4,7 +4,8 @@ TensorFlow's part is arithmetic that rounds alike everywhere: a gradient is a sl
 1/32 of the looked up row, one product by a power of two and one sum. So the rows, which feed back
 into their gradients, depend on sok_lite and not on a library of matrices or on TensorFlow's
 threads. The static table alone is trained by Keras, with a rate and a momentum that are powers of
-two: its products are exact, so a fused multiply-add rounds as two operations do.
+two: its products are exact, so a fused multiply-add rounds as two operations do. TensorFlow reads
+and combines its rows too, each sum in the order of its items.
 """
 
 from pathlib import Path
