@@ -127,7 +127,7 @@ def _asked() -> str:
     if asked and asked not in WAYS:
         raise ValueError(
             f"{_VARIABLE} must be one of {', '.join(WAYS)}. Received: {asked!r}. Unset it to use "
-            "the first, or the last where this machine has it not."
+            "the first, or the last if this machine lacks the first."
         )
     return asked
 
