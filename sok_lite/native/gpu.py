@@ -65,7 +65,10 @@ reasons: dict[str, str] = {}
 
 
 def prepare(backend: Any) -> None:
-    """Gives tables of a GPU created from now on locks that native code can take; as `_asked`."""
+    """Gives tables of a GPU created from now on locks that native code can take.
+
+    Raises ValueError if SOK_LITE_GPU_STREAM is not a mode; so does `record_of`.
+    """
     if _asked() == "python" or _LOCKS in reasons:
         return
     try:
