@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 
 
 def refusing_names(**instead: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """Returns a decorator for an `__init__`: it rejects arguments, `instead` has the advice."""
+    """Returns a decorator: an `__init__` that rejects arguments of other classes, with advice."""
 
     def decorated(init: Callable[_P, None]) -> Callable[_P, None]:
         @functools.wraps(init)

@@ -115,7 +115,7 @@ class CollectiveOrder:
             with self._changed:
                 self._thread, left = None, self._submitted[:]
                 del self._submitted[:]
-            del left  # nobody makes them: they fail
+            del left  # dropped calls fail
 
     def _make_next(self) -> None:
         """Waits for a submitted call and makes the one that rank 0 names."""

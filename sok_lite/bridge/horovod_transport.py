@@ -28,9 +28,9 @@ class HorovodTransport(GpuTransport):
         self._hvd: Any = hvd
 
     def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
-        return to_array(self.carried(message, send_splits), self._backend)
+        return to_array(self.carry(message, send_splits), self._backend)
 
-    def carried(self, message: Array, send_splits: np.ndarray) -> tf.Tensor:
+    def carry(self, message: Array, send_splits: np.ndarray) -> tf.Tensor:
         """Sends a message, (n, 2) int64 of the backend; returns what was received, where it is."""
         try:
             # TensorFlow accepts only device memory of its own.
@@ -55,7 +55,7 @@ def connect(comm: Communicator, backend: Backend) -> HorovodTransport:
     expected = np.stack([ranks, np.full(comm.size, comm.rank)], axis=1)
     try:
         with memory_of_call(backend):
-            received = transport.carried(backend.from_host(sent), np.ones(comm.size, np.int32))
+            received = transport.carry(backend.from_host(sent), np.ones(comm.size, np.int32))
     except Exception as error:  # Horovod's own kinds among them
         raise CommunicatorError(f"Horovod cannot carry a word between GPUs: {error}") from error
     if backend.name != "cpu" and "GPU" not in received.backing_device:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -92,21 +92,15 @@ def _add_lookup(
     return lookup.pooled(outputs, [argument.batch for argument in arguments])
 
 
-class _EagerLookup(NamedTuple):
-    """A lookup in eager mode, reused. The operation holds the lookup, never the reverse."""
-
-    lookup: PooledLookup
-    run: EagerOperation
-
-    @classmethod
-    def of(
-        cls, comm: Communicator, tables: Sequence[TableSpec], policy: MissingKeyPolicy
-    ) -> "_EagerLookup":
-        what = _name_of(tables)
-        lookup = PooledLookup(comm, tables, policy, what)
-        facts = Facts.of_variables([alive(table.variable) for table in tables])
-        of_run = (lookup.forward, lookup.dtypes, lookup.backend, what, facts, LOOKUPS, 1)
-        return cls(lookup, EagerOperation("sok_lookup", *of_run, plan=lookup.plan))
+def _eager_lookup(
+    comm: Communicator, tables: Sequence[TableSpec], policy: MissingKeyPolicy
+) -> tuple[PooledLookup, EagerOperation]:
+    """Returns a lookup in eager mode, for reuse. The operation holds it, never the reverse."""
+    what = _name_of(tables)
+    lookup = PooledLookup(comm, tables, policy, what)
+    facts = Facts.of_variables([alive(table.variable) for table in tables])
+    of_run = (lookup.forward, lookup.dtypes, lookup.backend, what, facts, LOOKUPS, 1)
+    return lookup, EagerOperation("sok_lookup", *of_run, plan=lookup.plan)
 
 
 def _run_lookup(
@@ -118,7 +112,7 @@ def _run_lookup(
     """Runs `look_up` in eager mode, for dynamic tables."""
     variables = [alive(table.variable) for table in tables]
     lookup, run = variables[0].kept.get_or_make(
-        (comm, tables, policy), partial(_EagerLookup.of, comm, tables, policy)
+        (comm, tables, policy), partial(_eager_lookup, comm, tables, policy)
     )
     outputs = run(accessed(variables), *inputs_of(arguments))
     return lookup.pooled(outputs, ())

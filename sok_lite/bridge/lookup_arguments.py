@@ -143,7 +143,10 @@ def checked_arguments(
 def _known_arguments(
     params: list[Any], ids: list[Any], combiners: list[Any], num_ranks: int
 ) -> list[Argument] | None:
-    """Returns arguments that are eager tensors like ones checked before, in a tenth of the time."""
+    """Returns the arguments if all are eager tensors like ones checked before; else None.
+
+    The checks take ten times as long.
+    """
     arguments = []
     for i, (variable, its, combiner) in enumerate(zip(params, ids, combiners, strict=True)):
         are_plain = type(its) is EagerTensor and type(combiner) is str

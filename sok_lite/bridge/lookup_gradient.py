@@ -198,7 +198,10 @@ def _run(
 def _by_handles(
     facts: Facts, number: int, keys: tf.Tensor, row_grads: tf.Tensor, distinct: bool
 ) -> list[Any]:
-    """Returns the gradient of each resource of a table: keys (n,), row_grads (n, dim) float32."""
+    """Returns the gradient of each resource of a table.
+
+    For keys (n,) and row_grads (n, dim) float32; `distinct`: no key repeats.
+    """
     count, name, dim = facts.handles_of[number], facts.names[number], facts.dims[number]
     if not facts.trainable[number] and not tf.executing_eagerly() and is_out_of_a_loop():
         return [None] * count  # an update would refuse it, and nobody asked for it

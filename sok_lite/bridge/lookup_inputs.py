@@ -57,7 +57,7 @@ class Given(NamedTuple):
 
 
 class BatchOfInputs:
-    """Converts a lookup's inputs, of which `num_numbers` are on the host, to the engine's batch."""
+    """Converts a lookup's inputs to the engine's batch; `num_numbers` of them are on the host."""
 
     def __init__(self, tables: Sequence[TableSpec], backend: Backend) -> None:
         self._tables, self._backend = tables, backend

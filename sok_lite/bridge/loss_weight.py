@@ -39,9 +39,9 @@ _CALL = "a training step of fit()"
 
 @contextmanager
 def weight_loss(rows: tf.Tensor) -> Iterator[None]:
-    """A `with` block that weights the loss of its step by rows, scalar int64; 0: no effect.
+    """A `with` block that weights the loss of its step by its rows, scalar int64.
 
-    Every rank must call it.
+    With 0 the loss does not count, whatever its gradients are. Every rank must call it.
     """
     own = tf.cast(rows * num_ranks(), tf.float32)
     weight = tf.math.divide_no_nan(own, tf.cast(allreduce(rows, "sum", _CALL), tf.float32))

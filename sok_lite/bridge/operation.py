@@ -351,7 +351,7 @@ def _make_callback(
     return called
 
 
-# Calls with their numbers as tensors: TensorFlow caches for ever what it makes of Python numbers.
+# Calls with their numbers as tensors: TensorFlow never drops what it makes of Python numbers.
 _Free = list[tuple[Call, tf.Tensor]]
 # Calls that eager operations reuse.
 _free: _Free = []

@@ -99,7 +99,8 @@ tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=
 def _raising_tensor(name: str, tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor that raises when it is used.
 
-    TensorFlow builds gradients of all that a loop uses, and runs what is needed, as dense ones.
+    TensorFlow builds gradients of everything that a loop uses and runs those that are needed:
+    gradients of dense variables must still work.
     """
 
     def refuse(_: np.ndarray) -> NoReturn:

@@ -198,7 +198,10 @@ def of_each_key(
 
 
 def to_rows(array: Array, dtype: tf.DType, table: EmbeddingTable) -> Array:
-    """Returns rows for a table: only one of bfloat16 accepts bits, and not every CuPy has it."""
+    """Returns rows for a table; bits of bfloat16 as float32, unless the table is bfloat16.
+
+    Not every CuPy has that dtype.
+    """
     if dtype == tf.bfloat16 and table.row_dtype.name != "bfloat16":
         return bfloat16_to_float32(table.backend.xp, array)
     return array

@@ -65,7 +65,10 @@ reasons: dict[str, str] = {}
 
 
 def prepare(backend: Any) -> None:
-    """Gives tables of a GPU created from now on locks that native code can take; as `_asked`."""
+    """Gives tables of a GPU created from now on locks that native code can take.
+
+    Raises ValueError if SOK_LITE_GPU_STREAM is not a mode; so does `record_of`.
+    """
     if _asked() == "python" or _LOCKS in reasons:
         return
     try:
@@ -127,7 +130,7 @@ def _asked() -> str:
     if asked and asked not in WAYS:
         raise ValueError(
             f"{_VARIABLE} must be one of {', '.join(WAYS)}. Received: {asked!r}. Unset it to use "
-            "the first, or the last where this machine has it not."
+            "the first, or the last if this machine lacks the first."
         )
     return asked
 

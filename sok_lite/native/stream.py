@@ -41,7 +41,7 @@ def load_stream_of() -> Callable[[int], int | None]:
         function = ctypes.CDLL(str(path)).sok_stream_of
     except (OSError, AttributeError) as error:
         raise RuntimeError(
-            f"The stream of TensorFlow's cannot be asked for: {path} cannot be loaded ({error}). "
+            f"TensorFlow's stream is not available: {path} cannot be loaded ({error}). "
             "Remove that file, so that it is compiled again."
         ) from error
     function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import dynamic_embedding as de
-from sok_lite.bridge.optimizers import all_ranks, patched_step
+from sok_lite.bridge.optimizers import patched_step
 
 v1 = tf.compat.v1
 CLASSES = {
@@ -71,10 +71,10 @@ def test_dense_gradients_are_summed_once_and_those_of_tables_never(family, is_ow
 
 
 def test_summed_leaves_gradients_of_tables(monkeypatch):
-    monkeypatch.setattr(all_ranks, "allreduce", lambda flat, how: 3 * flat)
+    monkeypatch.setattr(patched_step, "allreduce", lambda flat, how: 3 * flat)
     (table, _), dense = table_of("summed"), tf.Variable(1.0)
     given = gradient()
-    pairs = all_ranks.sum_over_ranks(
+    pairs = patched_step.sum_over_ranks(
         [(given, table.rows), (tf.constant(2.0), dense), (None, dense)]
     )
     assert pairs[0][0] is given and float(pairs[1][0]) == 6.0 and pairs[2][0] is None

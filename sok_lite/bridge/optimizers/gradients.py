@@ -11,7 +11,7 @@ tables, they are scaled before: then it finds no norm above the limit.
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -35,22 +35,6 @@ DensePairs = list[tuple[Any, Any]]
 _WHAT = "A step that looks at the gradients of all ranks"
 
 
-class TransformedGrads(NamedTuple):
-    """Gradients after the transforms before an optimizer's step.
-
-    Attributes:
-      pairs: of tables, transformed.
-      dense: dense pairs for the optimizer, which transforms them itself.
-      beside: of tables that other optimizers train, unscaled.
-      go: scalar bool tensor, whether to take the step; None: yes. If not, dense gradients are NaN.
-    """
-
-    pairs: Pairs
-    dense: DensePairs
-    beside: Pairs
-    go: tf.Tensor | None
-
-
 def transform_grads(
     optimizer: Any,
     family: Family,
@@ -58,7 +42,7 @@ def transform_grads(
     dense: DensePairs,
     loss_scale: LossScale | None = None,
     beside: Pairs | None = None,
-) -> TransformedGrads:
+) -> tuple[Pairs, DensePairs, Pairs, tf.Tensor | None]:
     """Applies an optimizer's gradient transforms before its step.
 
     With several ranks, if norms are clipped or steps may be skipped, every rank must call it, with
@@ -70,6 +54,11 @@ def transform_grads(
       dense: of other variables; a gradient may be None.
       loss_scale: of the LossScaleOptimizer around the optimizer.
       beside: of tables that other optimizers train in the same step.
+
+    Returns:
+      `pairs`, transformed; `dense` for the optimizer, which transforms them itself; `beside`,
+      unscaled; and a scalar bool tensor, whether to take the step, None: yes. If not, dense
+      gradients are NaN.
 
     Raises:
       TypeError, ValueError: a gradient does not fit; nothing was sent to other ranks.
@@ -83,10 +72,10 @@ def transform_grads(
         transforms = transforms._replace(unscale=loss_scale.unscale)
     beside = [] if beside is None else beside
     if all(each is None for each in transforms) and not skips:
-        return TransformedGrads(pairs, dense, beside, None)
+        return pairs, dense, beside, None
     if not pairs and not any(_is_part(*pair) for pair in dense):
         if not beside:
-            return TransformedGrads(pairs, dense, beside, None)  # the optimizer's own affair
+            return pairs, dense, beside, None  # the optimizer's own affair
         transforms = transforms._replace(value=None, norm=None, global_norm=None)
     refuse_replicas(_WHAT)
     comm = other_ranks() if transforms.limit is not None or skips else None
@@ -106,9 +95,9 @@ def transform_grads(
     elif transforms.global_norm is not None:
         pairs, dense = _clip_all(transforms, pairs, dense, totals)
     if not skips:
-        return TransformedGrads(pairs, dense, beside, None)
+        return pairs, dense, beside, None
     go = tf.equal(summed[-1], 0.0)
-    return TransformedGrads(pairs, map_values(partial(_or_nan, go), dense), beside, go)
+    return pairs, map_values(partial(_or_nan, go), dense), beside, go
 
 
 def _or_nan(go: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -7,12 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.collectives import allreduce
+from sok_lite.bridge.job import num_ranks, other_ranks
 from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.held import names_of
 from sok_lite.bridge.keras.training import OVER_RANKS
+from sok_lite.bridge.loss_weight import apply_weight
 from sok_lite.bridge.optimizers.accumulation import accumulates
-from sok_lite.bridge.optimizers.all_ranks import average_over_ranks, sum_over_ranks
+from sok_lite.bridge.optimizers.gradients import map_values
 from sok_lite.bridge.optimizers.keras3 import KERAS3, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.minimize import check_any, warn_of_untrained
@@ -20,6 +22,8 @@ from sok_lite.bridge.optimizers.per_graph import DenseStep, PerGraphSteps
 from sok_lite.bridge.optimizers.settings import NotForRowsError, family_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.variable import TableVariable
+
+_Pairs = list[tuple[Any, Any]]
 
 # Attributes of optimizers, stored in the dict: TensorFlow and Keras track what is set.
 _STEPS = "_sok_lite_steps"
@@ -77,8 +81,47 @@ def over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, 
     how = vars(optimizer).get(OVER_RANKS)
     tables = [variable for _, variable in pairs if isinstance(variable, TableVariable)]
     if how == "mean" or any(variable.averages_over_ranks for variable in tables):
-        return average_over_ranks(pairs)
+        return _average_over_ranks(pairs)
     return sum_over_ranks(pairs) if how == "sum" else pairs
+
+
+def sum_over_ranks(pairs: _Pairs) -> _Pairs:
+    """Returns gradients, those of dense variables summed over all ranks, those of tables unchanged.
+
+    Every rank must call it, with the same variables in the same order.
+    """
+    dense = iter(_sum_dense([pair for pair in pairs if not isinstance(pair[1], TableVariable)]))
+    return [pair if isinstance(pair[1], TableVariable) else next(dense) for pair in pairs]
+
+
+def _sum_dense(dense: _Pairs) -> _Pairs:
+    """Sums dense gradients over all ranks, in one exchange per dtype."""
+    gradients = [None if grad is None else tf.convert_to_tensor(grad) for grad, _ in dense]
+    for dtype in {grad.dtype: None for grad in gradients if grad is not None}:
+        places = [i for i, grad in enumerate(gradients) if grad is not None and grad.dtype == dtype]
+        flat = tf.concat([tf.reshape(gradients[i], [-1]) for i in places], 0)
+        sizes = [tf.size(gradients[i]) for i in places]
+        parts = tf.split(allreduce(flat, "sum"), sizes, num=len(places))
+        for i, part in zip(places, parts, strict=True):
+            gradients[i] = tf.reshape(part, tf.shape(gradients[i]))
+    return [(grad, var) for grad, (_, var) in zip(gradients, dense, strict=True)]
+
+
+def _average_over_ranks(pairs: _Pairs) -> _Pairs:
+    """Returns weighted means over all ranks' losses (loss_weight.py) of dense gradients.
+
+    Gradients of tables are already weighted and summed. Every rank must call it, with the same
+    variables in the same order.
+    """
+    count = num_ranks()
+    weighed_pairs = [
+        (grad, var)
+        if grad is None or isinstance(var, TableVariable)
+        else (apply_weight(tf.convert_to_tensor(grad)), var)
+        for grad, var in pairs
+    ]
+    every = sum_over_ranks(weighed_pairs)
+    return map_values(lambda values: values / tf.cast(count, values.dtype), every)
 
 
 def take_step(

@@ -181,7 +181,7 @@ def _by_name(
     """Returns the function with plain tensors by name."""
 
     def serve(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        args, kwargs = arguments.packed(tensors)
+        args, kwargs = arguments.pack(tensors)
         return flat_outputs(served(*args, **kwargs))
 
     return tf.function(serve, autograph=False).get_concrete_function(**names)

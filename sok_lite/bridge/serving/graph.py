@@ -99,7 +99,7 @@ class _Copy:
                     stand_in = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
                     self._nodes.replace(tensor.name, stand_in.name)
         self._nodes.add(self._scratch.as_graph_def())
-        self._inputs = {self._nodes.resolved(tensor.name) for tensor in inputs}
+        self._inputs = {self._nodes.resolve(tensor.name) for tensor in inputs}
         self._initializers: list[str] = []
 
     def serve(
@@ -260,7 +260,7 @@ class _Copy:
     def _infos(self, final: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the signature's descriptions of tensors of the session's graph."""
         found = {
-            part: final.get_tensor_by_name(self._nodes.resolved(tensor.name))
+            part: final.get_tensor_by_name(self._nodes.resolve(tensor.name))
             for part, tensor in plain_parts(tensors.items()).items()
         }
         build = tf.compat.v1.saved_model.build_tensor_info
@@ -347,7 +347,7 @@ class Nodes:
         """Replaces a tensor by another in all nodes, both by name."""
         self._replaced[_edge(name)] = _edge(by)
 
-    def resolved(self, name: str) -> str:
+    def resolve(self, name: str) -> str:
         """Returns the name of a tensor's replacement, or its own."""
         edge = self._replacement(_edge(name))
         return edge if ":" in edge else f"{edge}:0"
@@ -372,7 +372,7 @@ class Nodes:
         result: dict[str, Any] = {}
         # Nothing waits for operations whose outputs are replaced.
         gone = {_node(edge) for edge in self._replaced}
-        waiting = [_node(self.resolved(name)) for name in names]
+        waiting = [_node(self.resolve(name)) for name in names]
         while waiting:
             name = waiting.pop()
             if name in result:
@@ -394,9 +394,9 @@ class Nodes:
 
     def used(self, names: Iterable[str]) -> set[str]:
         """Returns the given tensors and all tensors used to compute them."""
-        names = [self.resolved(name) for name in names]
+        names = [self.resolve(name) for name in names]
         nodes = self.needed(names).values()
-        return {*names, *(self.resolved(edge) for node in nodes for edge in node.input)}
+        return {*names, *(self.resolve(edge) for node in nodes for edge in node.input)}
 
     def graph_def(self, names: Iterable[str]) -> Any:
         """Returns the graph that some tensors or operations depend on."""

@@ -60,7 +60,7 @@ class RowsInOrder:
         del keys
         order = np.argsort(products)
         self._products, self._numbers = products[order], numbers[order]
-        num_keys = len(products) if ranks is None else ranks.reduced(len(products), "sum")
+        num_keys = len(products) if ranks is None else ranks.reduce(len(products), "sum")
         self.num_keys = num_keys if ranks is None or ranks.is_first else 0
 
     def products(self) -> Iterator[np.ndarray]:
@@ -96,7 +96,7 @@ class RowsInOrder:
             is_last = first + most >= len(self._products)
             end = LARGEST if is_last else int(share[-1])
             if self._ranks is not None:
-                end = self._ranks.reduced(end, "min")
+                end = self._ranks.reduce(end, "min")
             last = first + int(np.searchsorted(share, end, side="right"))
             yield slice(first, last)
             first = last

@@ -28,7 +28,7 @@ class Signature(NamedTuple):
         parts = plain_parts(self._leaves())
         return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in parts.items()}
 
-    def packed(self, tensors: Mapping[str, tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pack(self, tensors: Mapping[str, tf.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments from plain tensors by name."""
         flat = [tensors[name] for name in self.flat()]
         arguments = (self.args, dict(self.kwargs))

@@ -81,7 +81,7 @@ class ServedTables:
 
     @property
     def stand_in(self) -> tf.Tensor:
-        """A resource that replaces those of live tables."""
+        """A resource in place of a live table's."""
         if self._nothing is None:
             with tf.init_scope():
                 nothing = self._make("sok_nothing", [0], tf.float32)

@@ -53,14 +53,17 @@ class Ranks:
             raise
 
     def to_first(self, array: np.ndarray) -> np.ndarray:
-        """Returns the arrays of all ranks, joined, on rank 0; nothing elsewhere. As `meet`."""
+        """Returns the arrays of all ranks, joined, on rank 0; nothing elsewhere.
+
+        Every rank must call it, as `meet`.
+        """
         assert self.comm is not None
         self.meet()
         splits = [len(array)] + [0] * (self.comm.size - 1)
         return self.comm.alltoallv(array, splits, call=_CALL).rows
 
-    def reduced(self, number: int, op: str) -> int:
-        """Returns the "sum", "min" or "max" over all ranks. As `meet`."""
+    def reduce(self, number: int, op: str) -> int:
+        """Returns the "sum", "min" or "max" over all ranks. Every rank must call it, as `meet`."""
         assert self.comm is not None
         self.meet()
         return int(self.comm.allreduce(np.array([number], np.int64), op, _CALL)[0])
