@@ -39,7 +39,7 @@ class SentKeys(NamedTuple):
     received: Array
 
 
-def send(
+def send_batch(
     backend: Backend, comm: Communicator, batch: Batch, tag: int, check: Check | None = None
 ) -> SentKeys:
     """Sends the keys of a batch to their owners. Every rank must call it.
@@ -102,35 +102,6 @@ class PoolingContext(NamedTuple):
         return split(self.row_splits, self.numbers[1] + 1)
 
 
-def pool(
-    backend: Backend,
-    batch: Batch,
-    sources: Sequence[Array],
-    inverse: Array,
-    starts: Sequence[int],
-    allocate: Allocate | None = None,
-) -> Sequence[Array]:
-    """Pools rows to the results of a lookup.
-
-    Args:
-      sources: of each part (u, dim) storage.
-      inverse: (items,) int32, the number of the row of each item, counted over all parts.
-      starts: of each part, the number of its first row.
-      allocate: gives memory for the results; None: the backend does.
-
-    Returns:
-      (batch, dim) float32 per part.
-    """
-    inverses, splits = split(inverse, batch.layout.sizes), batch.splits_of_parts()
-    pooled = new_results(backend, batch.layout.shapes, allocate)
-    launches = []
-    for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
-        pooling = (its_inverse, splits[i], batch.weights[i], batch.layout.combiners[i])
-        launches.append([combine_launch(backend, source, *pooling, pooled[i], starts[i])])
-    launch_all(*launches)
-    return pooled
-
-
 def pool_returned(
     backend: Backend,
     batch: Batch,
@@ -138,16 +109,22 @@ def pool_returned(
     rows: Sequence[Array],
     allocate: Allocate | None,
 ) -> tuple[Sequence[Array], PoolingContext]:
-    """Pools the rows of keys that were sent.
+    """Pools the rows of keys that were sent: (batch, dim) float32 per part.
 
     Args:
       rows: of each part (u, dim) storage, one for each key that this rank sent.
       allocate: gives memory for the results; None: the backend does.
     """
-    starts = split_offsets(sent.route.num_sent).tolist()
-    pooled = pool(backend, batch, rows, sent.inverse, starts, allocate)
-    pairs = zip(rows, batch.weights, strict=True)
-    weighted = [None if weights is None else its_rows for its_rows, weights in pairs]
+    inverses, splits = split(sent.inverse, batch.layout.sizes), batch.splits_of_parts()
+    pooled = new_results(backend, batch.layout.shapes, allocate)
+    launches, weighted = [], []
+    starts = split_offsets(sent.route.num_sent)[:-1].tolist()
+    for i, (its_rows, its_inverse, start) in enumerate(zip(rows, inverses, starts, strict=True)):
+        weights = batch.weights[i]
+        pooling = (its_inverse, splits[i], weights, batch.layout.combiners[i])
+        launches.append([combine_launch(backend, its_rows, *pooling, pooled[i], start)])
+        weighted.append(None if weights is None else its_rows)
+    launch_all(*launches)
     return pooled, PoolingContext.of(sent.route, batch, sent.inverse, weighted)
 
 

@@ -20,7 +20,12 @@ from sok_lite.backend.ragged import Allocate, Shape, gather_split, new_results, 
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.batch_pooling import PoolingContext, gradients_at_owners, pool_returned, send
+from sok_lite.engine.batch_pooling import (
+    PoolingContext,
+    gradients_at_owners,
+    pool_returned,
+    send_batch,
+)
 from sok_lite.engine.dedup import dedup_and_group
 from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all
@@ -135,7 +140,7 @@ def forward(
     """
     if comm.size == 1:
         return _forward_alone(backend, comm, batch, allocate, new_rows, begun)
-    sent = send(backend, comm, batch, tag)
+    sent = send_batch(backend, comm, batch, tag)
     with failure_known_to_all(comm):
         num_received = sent.route.num_received.tolist()
         owned = OwnerLookup(backend, batch, sent.received, num_received, new_rows)

@@ -14,7 +14,7 @@ from sok_lite.backend.ragged import numbers_of_tables, split, split_offsets
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.batch_pooling import send
+from sok_lite.engine.batch_pooling import send_batch
 from sok_lite.engine.exchange import Route
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import wrong_splits
@@ -56,7 +56,7 @@ def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
         table_of_key = numbers_of_tables(backend, np.arange(len(tables)), sizes)
         is_outside = batch.keys >= backend.xp.take(num_rows, table_of_key)
         count += (is_outside | (batch.keys < 0)).sum()
-    sent = send(backend, comm, batch, tag, Check(count, partial(check, batch)))
+    sent = send_batch(backend, comm, batch, tag, Check(count, partial(check, batch)))
     with failure_known_to_all(comm):
         num_received = sent.route.num_received
         strides = np.array([table.stride(comm.size) for table in tables], np.int64)
