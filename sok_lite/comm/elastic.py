@@ -50,13 +50,13 @@ class ElasticCommunicator(Communicator):
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         inner = self._inner
-        return self._of_inner(lambda: inner._alone(inner._alltoallv, call, rows, send_splits))
+        return self._run_inner(lambda: inner._alone(inner._alltoallv, call, rows, send_splits))
 
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         inner = self._inner
-        return self._of_inner(lambda: inner._alone(inner._allgatherv, call, rows))
+        return self._run_inner(lambda: inner._alone(inner._allgatherv, call, rows))
 
-    def _of_inner(self, collective: Callable[[], Gathered]) -> Gathered:
+    def _run_inner(self, collective: Callable[[], Gathered]) -> Gathered:
         self._inner.turn = self.turn  # a transport runs collectives of its own
         try:
             return collective()

@@ -341,12 +341,12 @@ class Communicator(ABC):
                     f"`allreduce` got {len(stacked)} arrays for {self.size} ranks: their shapes "
                     "differ."
                 )
-            return _reduced(stacked, op)
+            return _reduce(stacked, op)
         # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
         splits = np.full(self.size, elements.size // self.size, np.int32)
         splits[: elements.size % self.size] += 1
         received = self._alltoallv(call, elements.reshape(-1, 1), splits).rows
-        part = _reduced(received.reshape(self.size, -1), op)
+        part = _reduce(received.reshape(self.size, -1), op)
         return self._allgatherv(call, part.reshape(-1, 1)).rows.reshape(-1)
 
     def __repr__(self) -> str:
@@ -424,7 +424,7 @@ def _flat(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows).reshape(num_rows, int(np.prod(rows.shape[1:])))
 
 
-def _reduced(stacked: np.ndarray, op: str) -> np.ndarray:
+def _reduce(stacked: np.ndarray, op: str) -> np.ndarray:
     """Reduces (size, k) to (k,) in rank order, for deterministic floats."""
     result: np.ndarray = stacked[0].copy()
     for other in stacked[1:]:

@@ -18,7 +18,7 @@ from sok_lite.dynamic_embedding.arguments import checked_dtypes
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
-from sok_lite.dynamic_embedding.variable import Variable, listed, of_graph
+from sok_lite.dynamic_embedding.variable import Variable, device_names, find_in_graph
 
 # Facts on which an existing variable must agree with a request.
 _COMPARED = ("key_dtype", "value_dtype", "dim", "devices")
@@ -150,7 +150,7 @@ def _by_name(name: str, arguments: dict[str, Any], joins: bool) -> Variable:
     is_eager = tf.executing_eagerly() or tf.inside_function()
     with _naming:
         names = _names(joins) if is_eager else {}
-        found = names.get(full_name) if is_eager else of_graph(full_name)
+        found = names.get(full_name) if is_eager else find_in_graph(full_name)
         if found is not None:
             if not is_eager and scope.reuse is False:
                 raise ValueError(
@@ -182,7 +182,7 @@ def _check_agrees(found: Variable, arguments: dict[str, Any]) -> None:
     """Raises ValueError if a variable differs from what was asked for by its name."""
     keys, values, dim, devices = (arguments[each] for each in _COMPARED)
     has = (found.key_dtype.name, found.value_dtype.name, found.dim, found.shard_num)
-    wants = (*(each.name for each in checked_dtypes(keys, values)), dim, len(listed(devices)))
+    wants = (*(each.name for each in checked_dtypes(keys, values)), dim, len(device_names(devices)))
     if has != wants:
         raise ValueError(
             f"Variable {found.name!r} exists with (key_dtype, value_dtype, dim, shards) = {has}. "

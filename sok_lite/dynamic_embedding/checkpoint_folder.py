@@ -21,7 +21,7 @@ _changing = threading.Lock()
 
 
 @contextmanager
-def opened(folder: str) -> Iterator[None]:
+def use_folder(folder: str) -> Iterator[None]:
     """A context that sets the folder of variable files for all threads of the process."""
     global _open
     entry = (object(), folder)

@@ -18,7 +18,7 @@ from sok_lite.bridge import table_exports, writes
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import directory
-from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
+from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partition_keys
 from sok_lite.engine.files.key_value_files import (
     BUFFER_SIZE,
     Layout,
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     def owners(self, keys: Any, number: int) -> np.ndarray:
         """Returns the shard or process of each key (n,), out of `number`."""
         keys = tf.convert_to_tensor(keys, self.rows.key_dtype)
-        return np.asarray(partitioned(self.partitioner, keys, number))
+        return np.asarray(partition_keys(self.partitioner, keys, number))
 
     def tensor(self, rows: np.ndarray) -> tf.Tensor:
         """Converts rows from a file to a tensor."""

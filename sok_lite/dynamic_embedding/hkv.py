@@ -108,8 +108,8 @@ class HkvHashTable(HashTable):
         with tf.control_dependencies([] if done is None else [done]):
             return self._count_step()
 
-    def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
-        done = super()._accumulated(keys, exists, *values)
+    def _accumulate_rows(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
+        done = super()._accumulate_rows(keys, exists, *values)
         with tf.control_dependencies([] if done is None else [done]):
             after = self.after_update(tf.reshape(keys, [-1]))
         return done if after is None else after

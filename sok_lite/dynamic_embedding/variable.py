@@ -20,7 +20,7 @@ from sok_lite.dynamic_embedding.partition import (
     Partitioner,
     default_partition_fn,
     owner_rule,
-    partitioned,
+    partition_keys,
 )
 from sok_lite.dynamic_embedding.ranks import refuse_parameter_servers
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
@@ -122,7 +122,7 @@ class Variable(tf.__internal__.tracking.Trackable):
                 f"Received: {restrict_policy!r}."
             )
         self.dim = int(dim)
-        self.devices = listed(devices)
+        self.devices = device_names(devices)
         refuse_parameter_servers(name, self.devices)
         self.shard_num = len(self.devices)
         self.partition_fn = partitioner
@@ -247,7 +247,7 @@ class Variable(tf.__internal__.tracking.Trackable):
 
     def shards_of(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the shard of each key of any shape, (number of keys,) int32."""
-        return partitioned(self.partition_fn, tf.reshape(keys, [-1]), self.shard_num)
+        return partition_keys(self.partition_fn, tf.reshape(keys, [-1]), self.shard_num)
 
     def _checked_keys(self, keys: Any) -> tf.Tensor:
         """Returns keys as a tensor, after asking the partitioner."""
@@ -373,7 +373,7 @@ class Variable(tf.__internal__.tracking.Trackable):
                     "get_trainable_by_name() is for eager mode. In a graph of TF1 use "
                     "de.embedding_lookup(..., return_trainable=True)."
                 )
-        return self.trainable_named([name])
+        return self.find_trainable([name])
 
     get_eager_trainable_by_name = get_trainable_by_name
 
@@ -403,7 +403,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         family_of(optimizer)
         return slots_of(self, optimizer)
 
-    def trainable_named(self, names: Sequence[str]) -> ShadowVariable:
+    def find_trainable(self, names: Sequence[str]) -> ShadowVariable:
         """Returns the trainable that has one of the names; it then has all of them."""
         with self._naming:
             found = next((self._trainables[n] for n in names if n in self._trainables), None)
@@ -522,7 +522,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         return file_system.load_spread(self, dirpath, proc_size, proc_rank, buffer_size)
 
 
-def listed(devices: str | Sequence[str] | None) -> list[str]:
+def device_names(devices: str | Sequence[str] | None) -> list[str]:
     """Returns one name per shard from the argument `devices`."""
     if devices is None:
         return ["/CPU:0" if get_backend().name == "cpu" else "/GPU:0"]
@@ -531,10 +531,10 @@ def listed(devices: str | Sequence[str] | None) -> list[str]:
             "`devices` must be a name, or a list with one for each shard. "
             f"Received: devices={devices!r}."
         )
-    listed = [devices] if isinstance(devices, str) else list(devices)
-    if not listed:
+    device_names = [devices] if isinstance(devices, str) else list(devices)
+    if not device_names:
         raise ValueError("`devices` must have one name for each shard. Received: [].")
-    return listed
+    return device_names
 
 
 def _both(*operations: Any) -> Any:
@@ -638,7 +638,7 @@ def add_to_graph(variable: Any) -> None:
         tf.compat.v1.add_to_collection(GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES, variable)
 
 
-def of_graph(name: str) -> Any:
+def find_in_graph(name: str) -> Any:
     """Returns the graph's variable of a name, or None."""
     variables = tf.compat.v1.get_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
     return next((variable for variable in variables if variable.name == name), None)

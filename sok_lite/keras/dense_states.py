@@ -64,7 +64,7 @@ class DenseStates(NamedTuple):
         OSError: it cannot be written.
         """
         os.makedirs(folder, exist_ok=True)
-        _write(os.path.join(folder, _of_rank(rank, size)), self.of_rank, self.carried)
+        _write(os.path.join(folder, _rank_file(rank, size)), self.of_rank, self.carried)
         if rank == 0:
             _write(os.path.join(folder, _OF_ALL), self.of_all)
         manifest.sync_path(folder)
@@ -74,7 +74,7 @@ class DenseStates(NamedTuple):
 
         OSError: it cannot be read. ValueError: it belongs to another model.
         """
-        own = os.path.join(folder, _of_rank(rank, size))
+        own = os.path.join(folder, _rank_file(rank, size))
         if not os.path.exists(own):
             (own,) = (
                 os.path.join(folder, name)
@@ -101,7 +101,7 @@ def learning_rates(model: Any) -> list[float | None]:
     return [float(rate) if isinstance(rate, (float, np.floating)) else None for rate in rates]
 
 
-def _of_rank(rank: int, size: int) -> str:
+def _rank_file(rank: int, size: int) -> str:
     return f"of_rank_{rank}_of_{size}.npz"
 
 

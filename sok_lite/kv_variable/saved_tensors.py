@@ -84,7 +84,7 @@ def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
     }
 
 
-def encoded(
+def encode(
     content: Content, facts: Facts, share: Share, deleted: np.ndarray, row_dtype: RowDtype
 ) -> dict[str, Any]:
     """Returns the tensors of a part of a table, by name: arrays, numbers and strings.
@@ -94,7 +94,7 @@ def encoded(
       facts: of the part; the number of rows is filled in here.
       deleted: (d,) removed keys.
     """
-    part = select(content, share.has(content.keys), share.has(content.pending_keys))
+    part = select(content, share.contains(content.keys), share.contains(content.pending_keys))
     # Few rows begin with a zero: only those are checked.
     zeros = np.flatnonzero(row_dtype.is_below(np, part.values[:, 0], CUTOFF))
     zeros = zeros[row_dtype.is_below(np, part.values[zeros], CUTOFF).all(axis=1)]
@@ -102,7 +102,7 @@ def encoded(
     is_zero[zeros] = True
     for state in part.states:
         is_shrunk[zeros] |= (state.rows[zeros] != np.float32(state.initial)).any(axis=1)
-    deleted = deleted[share.has(deleted)]
+    deleted = deleted[share.contains(deleted)]
     if facts.mode == PREDICT:
         if facts.base is not None:
             deleted = np.union1d(deleted, part.keys[is_zero])
@@ -153,7 +153,7 @@ def facts_of(text: Any, whose: str) -> Facts:
         raise ValueError(f"What was saved of {whose} is corrupt: {error}.") from error
 
 
-def decoded(
+def decode(
     tensors: Mapping[str, Any],
     facts: Facts | None,
     row_dtype: RowDtype,
@@ -259,7 +259,7 @@ def _states(
 # ---- counts and times, comparable between clocks ------------------------------------------------
 
 
-def taken(table: EmbeddingTable) -> Content:
+def copy_content(table: EmbeddingTable) -> Content:
     """Copies the current content of a table. The caller holds the table's lock.
 
     MemoryError: no memory for it.
@@ -307,7 +307,7 @@ def are_distinct(keys: np.ndarray) -> bool:
     return not bool((ordered[1:] == ordered[:-1]).any())
 
 
-def changed(known: Content, delta: Content, removed: np.ndarray, whose: str) -> Content:
+def apply_delta(known: Content, delta: Content, removed: np.ndarray, whose: str) -> Content:
     """Applies a delta to a content.
 
     Args:

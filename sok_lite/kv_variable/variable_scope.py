@@ -112,7 +112,7 @@ def get_kv_variable(
             "and clip what you look up, as by max_norm."
         )
     with _naming:
-        found = _found(full_name, scope.reuse)
+        found = _find_variable(full_name, scope.reuse)
         if found is not None:
             _check_form(found, embedding_dim, keys, values)
             _check_keeping(found, threshold, partitioner or scope.partitioner)
@@ -160,7 +160,7 @@ def _refuse_scopes(call: Any, path: Any, assignment_map: Any, /) -> Any:
     return call(path, pairs)
 
 
-def _found(name: str, reuse: Any) -> KvVariable | None:
+def _find_variable(name: str, reuse: Any) -> KvVariable | None:
     """Returns the variable of a name, if the scope permits finding it."""
     if tf.executing_eagerly() or tf.inside_function():
         # Scopes made in eager mode reuse; one that TensorFlow made earlier may not say so.

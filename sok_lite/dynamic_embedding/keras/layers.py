@@ -548,18 +548,20 @@ def _layers_of(package: Any) -> SimpleNamespace:
     _read_old_optimizers(package)
     base = layer_class(package)
 
-    def made(name: str, part: type, above: type = base) -> Any:
+    def make_class(name: str, part: type, above: type = base) -> Any:
         members = {"__module__": __name__, "package": package}
         return register_as_layer(_PACKAGE, name, part, above, members)
 
-    embedding = made("Embedding", EmbeddingPart)
+    embedding = make_class("Embedding", EmbeddingPart)
     return SimpleNamespace(
         Embedding=embedding,
         BasicEmbedding=embedding,
-        SquashedEmbedding=made("SquashedEmbedding", SquashedEmbeddingPart, embedding),
-        FieldWiseEmbedding=made("FieldWiseEmbedding", FieldWiseEmbeddingPart, embedding),
-        HvdAllToAllEmbedding=made("HvdAllToAllEmbedding", HvdAllToAllEmbeddingPart, embedding),
-        LayerNormalization=made(
+        SquashedEmbedding=make_class("SquashedEmbedding", SquashedEmbeddingPart, embedding),
+        FieldWiseEmbedding=make_class("FieldWiseEmbedding", FieldWiseEmbeddingPart, embedding),
+        HvdAllToAllEmbedding=make_class(
+            "HvdAllToAllEmbedding", HvdAllToAllEmbeddingPart, embedding
+        ),
+        LayerNormalization=make_class(
             "LayerNormalization", LayerNormalizationPart, package.layers.LayerNormalization
         ),
     )

@@ -95,7 +95,7 @@ def de_save_model(
     _check_new(path, overwrite)
     check_savable(model, path)
     functions = _functions(model, path, signatures)
-    with _written_as_a_whole(path, True) as whole:
+    with _replaced_atomically(path, True) as whole:
         _write_served(model, whole, functions, options, None)
         _write(model, whole, include_optimizer, options)
     _remove_files_of_ranks(path, 1)
@@ -119,17 +119,17 @@ def de_hvd_save_model(
     Arguments and errors as for `de_save_model`. RuntimeError: another rank failed.
     """
     comm = communicator("de_hvd_save_model()")
-    with _together(comm):
+    with _fail_together(comm):
         path = checked_path(filepath, signatures, options)
     path = Path(os.fsdecode(broadcast_bytes(comm, os.fsencode(path), 0)))
-    with _together(comm):  # no rank writes if one refuses
+    with _fail_together(comm):  # no rank writes if one refuses
         check_savable(model, path)
         functions = _functions(model, path, signatures)
         if comm.rank == 0:
             _check_new(path, overwrite)
-    with _together(comm), contextlib.ExitStack() as stack:
-        with _together(comm):  # before they exchange while writing
-            whole = stack.enter_context(_written_as_a_whole(path, comm.rank == 0))
+    with _fail_together(comm), contextlib.ExitStack() as stack:
+        with _fail_together(comm):  # before they exchange while writing
+            whole = stack.enter_context(_replaced_atomically(path, comm.rank == 0))
         _write_served(model, whole, functions, options, comm if comm.size > 1 else None)
         if comm.rank == 0:
             with set_within(all_ranks_save, True):
@@ -315,7 +315,7 @@ def _without_optimizer(model: Any, is_left_out: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _together(comm: Communicator) -> Iterator[None]:
+def _fail_together(comm: Communicator) -> Iterator[None]:
     """A context that ends when all ranks are done, and raises on all if one failed."""
     failure: Exception | None = None
     try:
@@ -348,11 +348,11 @@ def _files_of_ranks(path: Path) -> list[tuple[Path, int, int]]:
 def _remove_files_of_ranks(path: Path, size: int) -> None:
     """Removes our rank files that jobs of another size left beside a file."""
     for stale, _, number in _files_of_ranks(path):
-        if number != size and _is_ours(stale):
+        if number != size and _is_own_file(stale):
             stale.unlink()
 
 
-def _is_ours(path: Path) -> bool:
+def _is_own_file(path: Path) -> bool:
     try:
         with np.load(path) as arrays:
             return not arrays.files or "0/name" in arrays.files
@@ -475,7 +475,7 @@ def _check_savers(model: Any, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _written_as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
+def _replaced_atomically(path: Path, is_written: bool) -> Iterator[Path]:
     """Yields a path to write a model to, and moves it into place once complete.
 
     Args:

@@ -16,7 +16,7 @@ from sok_lite.bridge.keras.saving import saved_by
 from sok_lite.comm import Communicator
 from sok_lite.comm.header import save_by
 from sok_lite.comm.launch import launched_ranks
-from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
+from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, use_folder
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.variable import GraphKeys
@@ -70,7 +70,7 @@ class DECheckpoint(tf.train.Checkpoint):
         if save_path is None:
             return super().read(save_path, options)
         _refuse_graphs()
-        with opened(folder_beside(save_path)):
+        with use_folder(folder_beside(save_path)):
             return super().read(save_path, options)
 
 
@@ -137,7 +137,7 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
 
     def restore(self, sess: Any, save_path: str) -> None:
         """Restores a checkpoint with the variable files beside it."""
-        with opened(folder_beside(save_path)):
+        with use_folder(folder_beside(save_path)):
             super().restore(sess, save_path)
 
 
@@ -171,7 +171,7 @@ def _write_together(
     if launched_ranks() > 1:
         communicator(what)  # connects them if needed
     comm = job.other_ranks()
-    with opened(folder_beside(prefix)):
+    with use_folder(folder_beside(prefix)):
         if comm is None:
             result = write()
         else:
