@@ -413,7 +413,7 @@ class EagerOperation:
         except Exception as failure:
             error = raised.pop(call.number, failure)
         finally:
-            call.run = _nothing
+            call.run = _raise_ended
             self._free.append((call, number))
         if error is not None:
             try:
@@ -432,7 +432,7 @@ class EagerOperation:
             return call, tf.constant(call.number, tf.int64)
 
 
-def _nothing(frame: Frame) -> None:
+def _raise_ended(frame: Frame) -> None:
     raise ValueError("This operation was made by an eager call that has ended.")
 
 

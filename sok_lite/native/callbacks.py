@@ -128,7 +128,7 @@ class Frame:
         dtypes: Sequence[int],
         is_on_host: bool = False,
     ) -> list[int]:
-        """Allocates consecutive outputs of one rank, not initialised; returns the addresses.
+        """Allocates consecutive outputs of one rank, not initialized; returns the addresses.
 
         `dtypes` are TensorFlow's numbers; `is_on_host`: wherever the operation runs. Raises
         MemoryError,

@@ -85,7 +85,7 @@ class VariableFiles:
 
 @contextmanager
 def beside(part: str | None) -> Iterator[VariableFiles | None]:
-    """Yields the files beside a model, removed at the end; None: this rank writes none."""
+    """Yields the files beside a model, removed at the end; None if this rank writes none."""
     if part is None:
         yield None
         return
@@ -98,7 +98,7 @@ def beside(part: str | None) -> Iterator[VariableFiles | None]:
 
 
 class WrittenVariable:
-    """A variable of static shape (n, ...) whose value is only in files; None: not written."""
+    """A variable of static shape (n, ...) whose value is only in `files`; None: nowhere."""
 
     def __init__(self, variable: Any, name: str, files: VariableFiles | None) -> None:
         self.variable = variable
