@@ -105,12 +105,8 @@ def pack_parts(
 ) -> None:
     """Writes arguments as words, those of each part side by side.
 
-    Args:
-      signature: a letter for each argument, as in kernels/parts.cuh; "?": an array of any type.
-      addresses: of arrays of the backend.
-
-    Raises:
-      TypeError: arguments do not match the signature.
+    A signature has a letter for each argument, as in kernels/parts.cuh; "?": an array of any type.
+    TypeError: arguments do not match it.
     """
     num_arguments = len(signature)
     for count in {*map(len, parts)} - {num_arguments}:

@@ -151,7 +151,6 @@ def reader(
 
     Args:
       opened: returns the columns of a file by name, and the text about its table or None.
-      check: called first; raises ImportError if a package is missing.
     """
 
     def sources(

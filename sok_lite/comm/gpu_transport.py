@@ -75,18 +75,16 @@ class GpuTransport(ABC):
     ) -> Counts:
         """Tells each rank how many keys it will get. Every rank must call it, or `refuse`.
 
-        The host waits once.
+        The tag must be equal on all ranks. The host waits once. Raises whatever the check raises;
+        other ranks get a CommunicatorError with the reason.
 
         Args:
-          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
           offsets: (size * num_tables + 1,) int64, the first key of each rank and table.
-          num_tables, tag: equal on all ranks.
           check: of this rank's keys; None: no check.
 
         Raises:
           CommunicatorError: another rank called `refuse`, or this with another tag or number of
             tables; or a rank has died.
-          Exception: whatever the check raises; on other ranks a CommunicatorError with the reason.
         """
         self._check_arrays(offsets)
         size, told = self._comm.size, [offsets] if check is None else [offsets, check.count]
@@ -207,14 +205,9 @@ def choose_transport(
     transport: str,
     kinds: Mapping[str, TransportKind],
 ) -> str:
-    """Sets the transport of a communicator of several ranks. Every rank must call it.
+    """Sets and describes the transport of a communicator of several ranks. Every rank must call it.
 
-    Args:
-      transport: of `TRANSPORTS`, equal on all ranks. "auto" is the first of `kinds` that all ranks
-        can use, each with its own GPU, else the host.
-
-    Returns:
-      A description of the transport, for people.
+    "auto" is the first of `kinds` that all ranks can use, each with its own GPU, else the host.
 
     Raises:
       ValueError: ranks request different transports; on all ranks.

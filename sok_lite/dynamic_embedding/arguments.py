@@ -50,10 +50,7 @@ def checked_dtypes(key_dtype: Any, value_dtype: Any) -> tuple[tf.DType, tf.DType
 
 
 def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
-    """Returns keys of any shape as a tensor of the dtype.
-
-    DtypeError: a tensor of another dtype, or values that are not such keys.
-    """
+    """Returns keys of any shape as a tensor of the dtype, or raises DtypeError."""
     if isinstance(keys, tf.Variable):
         keys = keys.read_value()
     if not tf.is_tensor(keys):

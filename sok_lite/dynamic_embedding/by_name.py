@@ -105,9 +105,8 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
     """Returns the variable of a Keras layer: layers of one name in a session share it.
 
     A thread begins its own session with its first layer. Layers made from a config, as by
-    `load_model`, share exactly what was shared when saved. ValueError: the variable exists with
-    another dtype, dim or number of shards. NotImplementedError: `clone_model` makes the layer, and
-    would copy no row.
+    `load_model`, share exactly what was shared when saved. Errors as for `get_variable`.
+    NotImplementedError: `clone_model` makes the layer, and would copy no row.
     """
     guard.tell(share_in_copies)
     guard.refuse_clone()

@@ -217,13 +217,8 @@ class HvdVariable:
             )
 
     def lookup(self, ids: Any) -> Any:
-        """Returns the rows of keys, with a gradient of the shadow. Every rank must call it.
-
-        Args:
-          ids: a tensor of any shape, or a RaggedTensor, of the variable's key dtype.
-
-        Returns:
-          ids.shape + [embedding_size], ragged as `ids` are.
+        """Returns the rows of keys of any shape, dense or ragged, with a gradient of the shadow.
+        Every rank must call it.
 
         Raises:
           NotImplementedError: a SparseTensor. ValueError, also a TypeError: keys of another dtype.

@@ -65,8 +65,6 @@ def get_slot(self: Any, var: Any, name: str) -> Any:
     """Returns a slot of a variable; for a trainable the state of its variable's rows.
 
     Args:
-      self: the optimizer.
-      var: a variable or trainable.
       name: of the slot, such as "m"; `get_slot_names` lists them.
 
     Returns:
@@ -85,10 +83,7 @@ def _minimize(
 ) -> Any:
     """Minimizes a loss with an optimizer of Keras 3.
 
-    Args:
-      loss: a function without arguments, or a tensor recorded by `tape`.
-      var_list: variables and trainables, or a function that returns them.
-      tape: has recorded, or will record, the loss.
+    The loss is a function, or a tensor recorded by `tape`; `var_list` may be a function too.
     """
     pairs = gradients_of(self, KERAS3, loss, var_list, tape)
     check_any(pairs)

@@ -121,14 +121,9 @@ class VariableFiles:
     def write(self, prefix: bytes = b"") -> list[tuple[int, int]]:
         """Writes this process's shards, and one more file of states and scores.
 
-        Args:
-          prefix: of the checkpoint that a TF1 saver is writing; else empty.
-
-        Returns:
-          The checksums of keys and values of each shard.
-
-        Raises:
-          ValueError: no folder is named, and no checkpoint with one is being saved.
+        Returns the checksums of keys and values of each shard. `prefix` is of the checkpoint that a
+        TF1 saver is writing. ValueError: no folder is named, and no checkpoint with one is being
+        saved.
         """
         source, folder = source_of(alive(self._variable)), self._folder("saved", prefix)
         size, rank = self._saver.ranks()

@@ -53,10 +53,9 @@ _EXTRA = "sok_lite.keras"
 
 
 class Restored(NamedTuple):
-    """The training position of a checkpoint.
+    """The training position of a checkpoint, in the folder `path`.
 
     Attributes:
-      path: folder of the checkpoint.
       epoch: number of finished epochs, which is the next epoch as Keras counts, from 0.
       batch: number of finished batches of that epoch.
       steps: total number of trained batches.
@@ -164,12 +163,9 @@ class CheckpointPart:
     # ---------------------------------------------------------------- public methods
 
     def newest(self) -> Restored | None:
-        """Returns the position of the newest checkpoint. Every rank must call it.
+        """Returns the position of the newest checkpoint, or None. Every rank must call it.
 
         It restores nothing: the next `fit` resumes from there.
-
-        Returns:
-          The position, or None without a checkpoint.
 
         Raises:
           OSError, ValueError: it cannot be read. RanksDifferError: ranks have different arguments.
@@ -224,17 +220,12 @@ class CheckpointPart:
             yield here
 
     def restore(self, model: Any) -> Restored | None:
-        """Restores a model from the newest checkpoint. Every rank must call it.
+        """Restores a built and compiled model from the newest checkpoint. Every rank must call it.
 
-        `fit` does so itself and skips finished batches. After `restore`, `fit` trains on all of its
-        data, from its `initial_epoch`: for programs that train on new data each time. A warning
-        says so if the checkpoint is inside an epoch.
-
-        Args:
-          model: built and compiled.
-
-        Returns:
-          The position of the checkpoint, or None without one; then nothing has changed.
+        Returns its position, or None without one; then nothing has changed. `fit` does so itself
+        and skips finished batches. After `restore`, `fit` trains on all of its data, from its
+        `initial_epoch`: for programs that train on new data each time. A warning says so if the
+        checkpoint is inside an epoch.
 
         Raises:
           OSError, ValueError: it cannot be read, or belongs to another model. Nothing has changed.

@@ -74,7 +74,6 @@ def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
         they are read once to count them.
 
     Raises:
-      TypeError: not a dataset of tensors and RaggedTensors.
       ValueError: its elements are not batches; or, on all ranks, a rank has none, or infinitely
         many.
     """

@@ -300,8 +300,7 @@ class TablePart:
         `sok_lite.hash_strings`; Python integers are rejected.
 
         Args:
-          keys: (n,) integers or strings.
-          rows: (n, dim).
+          keys, rows: (n,) integers or strings, and (n, dim).
 
         Raises:
           TypeError: keys are not of the table's kind, or rows are not floats.
@@ -334,11 +333,8 @@ class TablePart:
         A formerly popular key then has to be seen again to stay.
 
         Args:
-          factor: from 0 to 1, such as 0.5 once a day. The next increment of a checkpoint is a full
-            one.
-
-        Raises:
-          TypeError, ValueError: an invalid `factor`, or a table that does not evict by counts.
+          factor: from 0 to 1 (else an error, as for a table that does not evict by counts), such as
+            0.5 once a day. The next increment of a checkpoint is a full one.
         """
         table_ops.decay_scores(self.variable, factor)
 
@@ -351,16 +347,12 @@ class TablePart:
     ) -> tf.Tensor:
         """Removes this rank's keys that were not seen recently; returns how many.
 
-        The call is atomic and shows no progress: removing half of 10 million keys of dim 16 takes
-        about a second of one core.
+        Pass exactly one of the arguments; days and the like raise. The call is atomic and shows no
+        progress: removing half of 10 million keys of dim 16 takes about a second of one core.
 
         Args:
           num_lookups: removes keys that none of the table's last `num_lookups` lookups asked for.
           seconds: removes keys that no lookup asked for within that time.
-          others: rejected: days and the like raise.
-
-        Raises:
-          TypeError, ValueError: not exactly one of the two, an unknown argument, or no number >= 0.
         """
         return table_ops.expire(self.variable, num_lookups=num_lookups, seconds=seconds, **others)
 

@@ -168,7 +168,7 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
 
     Optimizer states go to optimizers that use the table. If Keras restores optimizers too, the rest
     waits for the next one with the same states; otherwise it is dropped. ValueError: something is
-    missing or is from another kind of table. Nothing has changed.
+    missing or is from another kind of table, and nothing has changed.
     """
     comm, dtypes = communicator(), variable.saved_dtypes()
     found = {match[1] for match in map(_OF_RANK.match, store.keys()) if match}

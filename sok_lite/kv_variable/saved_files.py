@@ -238,7 +238,6 @@ def read_all(
     """Reads the saved keys of a variable of all ranks.
 
     Args:
-      places: from `places_of`, checked, at least one.
       threshold: times that a key must be seen to get a row.
       now: time for keys saved without one.
 

@@ -90,9 +90,7 @@ def encode(
     """Returns the tensors of a part of a table, by name: arrays, numbers and strings.
 
     Args:
-      content: of the whole table, or the changes of a delta.
       facts: of the part; the number of rows is filled in here.
-      deleted: (d,) removed keys.
     """
     part = select(content, share.contains(content.keys), share.contains(content.pending_keys))
     # Few rows begin with a zero: only those are checked.

@@ -403,15 +403,11 @@ def _checked_threshold(enter_threshold: Any) -> int:
 
 
 def _initial_value(initializer: Any, dim: int) -> Any:
-    """Returns an initializer of the engine.
+    """Returns an initializer of the engine, or ValueError for an unknown or unsuitable shape.
 
-    Args:
-      initializer: of Keras, tf_keras or TensorFlow, its class, or a function that returns a tensor
-        or an initializer; None: Glorot uniform; a tensor or array of one number, of `dim`, or of
-        rows (n, dim), of which each key takes one.
-
-    Raises:
-      ValueError: a tensor without a static shape, or of another shape.
+    It may be of Keras, tf_keras or TensorFlow, its class, or a function that returns a tensor or an
+    initializer; None: Glorot uniform; a tensor or array of one number, of `dim`, or of rows (n,
+    dim), of which each key takes one.
     """
     if initializer is None:
         initializer = tf.compat.v1.glorot_uniform_initializer()

@@ -41,8 +41,8 @@ def checked_dimension(dimension: Any) -> int:
 def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the table options among keyword arguments.
 
-    TypeError: an unknown option, or one of a wrong type. ValueError: out of range, or an option
-    that "hbm" does not have in SOK either.
+    TypeError: an unknown option or type. ValueError: out of range, or an option that "hbm" does not
+    have in SOK either.
     """
     if var_type not in ("hbm", "hybrid"):
         raise ValueError(f"`var_type` must be 'hbm' or 'hybrid'. Received: var_type={var_type!r}.")

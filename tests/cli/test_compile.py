@@ -25,7 +25,7 @@ def test_the_kernels_of_the_cpu(monkeypatch):
 
 
 @pytest.fixture
-def compile(monkeypatch, tmp_path):
+def compiled(monkeypatch, tmp_path):
     """The sources that NVRTC compiles, into an empty folder."""
     need_nvrtc()
     monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
@@ -36,7 +36,7 @@ def compile(monkeypatch, tmp_path):
             sources.append((source, tuple(flags)))
         return real(self, source, flags)
 
-    monkeypatch.setattr(Nvrtc, "compiled", noting)
+    monkeypatch.setattr(Nvrtc, "compile", noting)
     return sources
 
 

@@ -156,15 +156,11 @@ def _with_texts(sources: tuple[Source, Source], keys: list[int]) -> list[str]:
 def difference(
     sources: tuple[Source, Source], columns: tuple[str, str], tolerance: float
 ) -> Difference:
-    """Compares a column of two tables of one key type. The first of a repeated key counts.
+    """Compares a column, by its name in each of two tables of one key type.
 
-    Args:
-      columns: the column's name in each; with equal row lengths.
-      tolerance: allowed difference of elements; NaN equals NaN.
-
-    Raises:
-      OSError, ValueError: a table cannot be read, or temporary files do not fit, which take the
-        bytes of keys and column of both.
+    The first of a repeated key counts. Elements may differ by `tolerance`; NaN equals NaN. OSError,
+    ValueError: a table cannot be read, or temporary files do not fit, which take the bytes of keys
+    and column of both.
     """
     kinds = [column_of(*pair) for pair in zip(sources, columns, strict=True)]
     dtypes = [

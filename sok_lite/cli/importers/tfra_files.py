@@ -141,9 +141,8 @@ def write(
         default "{name}-shadow".
 
     Raises:
-      FileExistsError: files of a table exist.
-      ValueError: TFRA has no such keys or rows, two tables have the same file names, or a source is
-        corrupt.
+      FileExistsError: files of a table exist. ValueError: TFRA has no such keys or rows, two tables
+        have the same file names, or a source is corrupt.
     """
     folder = os.fspath(path)
     layouts: dict[str, tuple[Source, Layout, str]] = {}

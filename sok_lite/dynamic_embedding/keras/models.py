@@ -61,11 +61,11 @@ def de_save_model(
 ) -> None:
     """Saves a model with the tables of its layers: rows and their optimizer states.
 
-    For a folder, `model.save` and `save_model` of tf_keras do the same. On several ranks every rank
-    must call it: it then equals `de_hvd_save_model`.
+    The model is of Keras 3 or tf_keras, with tables in layers of `de.keras.layers`. `save_traces`
+    has no effect. For a folder, `model.save` and `save_model` of tf_keras do the same. On several
+    ranks every rank must call it: it then equals `de_hvd_save_model`.
 
     Args:
-      model: of Keras 3 or tf_keras, with tables in layers of `de.keras.layers`.
       filepath: its ending selects the format: ".keras", the whole model in Keras' format;
         ".weights.h5", weights and tables; ".ckpt", a directory with a TensorFlow checkpoint; any
         other except ".h5", a directory with a SavedModel, which serves without sok_lite. It also
@@ -78,7 +78,6 @@ def de_save_model(
         a dict of these by name; None: the model's call, by its inputs or its last call.
       options: a tf.train.CheckpointOptions for ".ckpt", a tf.saved_model.SaveOptions for a
         SavedModel.
-      save_traces: not used: a SavedModel has what its signatures need.
 
     Raises:
       NotImplementedError: a ".h5" file, a ".ckpt" of a table whose creator has a `FileSystemSaver`,
@@ -156,9 +155,6 @@ def load_model(
       filepath: a ".keras" file, or a SavedModel directory.
       custom_objects, compile, safe_mode: of Keras' `load_model`.
       package: keras or tf_keras; None: tf.keras.
-
-    Raises:
-      ValueError: it was saved by another number of ranks.
     """
     path = Path(local_path(filepath, "filepath"))
     comm = _checked_ranks(path)
@@ -174,13 +170,12 @@ def load_model(
 def load_weights(model: Any, filepath: Any, **options: Any) -> None:
     """Loads saved weights and tables into a model; each rank gets its own tables.
 
-    For a folder `model.load_weights` does the same.
+    The file has any format of `de_save_model`; further options are Keras'. For a folder
+    `model.load_weights` does the same.
 
     Args:
       model: like the saved one. If it was never called, it is built like the saved one, from a
         ".keras" file or a SavedModel.
-      filepath: in any format of `de_save_model`.
-      options: of Keras' `load_weights`.
 
     Raises:
       ValueError: it was saved by another number of ranks, or from another model; or the model

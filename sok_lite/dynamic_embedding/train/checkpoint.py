@@ -33,9 +33,6 @@ class DECheckpoint(tf.train.Checkpoint):
     object, the next save removes the folder.
 
     For eager mode and tf.function. In a TF1 graph use `DEHvdSaver`.
-
-    Args:
-      root, **kwargs: of `tf.train.Checkpoint`.
     """
 
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
@@ -96,9 +93,6 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
     Variable files are in the folder `TFRADynamicEmbedding-<step>` beside the checkpoint of that
     step. Rank 0 writes the dense variables and every rank its files; every rank must save and
     restore, and see the same folder.
-
-    Args:
-      *args, **kwargs: of `tf.compat.v1.train.Saver`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -109,16 +103,12 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
     def save(
         self, sess: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
     ) -> str:
-        """Writes a checkpoint, and the variable files beside it.
+        """Writes a checkpoint and its variable files; returns their prefix, on every rank.
 
         Args:
-          sess: the session.
           save_path: prefix of the checkpoint's name.
           global_step: a number, tensor or variable to append.
           *args, **kwargs: further ones of `tf.compat.v1.train.Saver.save`.
-
-        Returns:
-          The prefix of the checkpoint's files, on every rank.
         """
         prefix = save_path
         if global_step is not None:
