@@ -1,8 +1,8 @@
-"""Makes the lists of docs/public_names.md from the code: names, arguments, commands, fields.
+"""Makes the lists of docs/surface/public_names.txt and docs/public_names.md from the code.
 
 A list stands below a line `<!-- made by tools/make_public_names.py: sok_lite.keras -->`. The name
 is that of a module, or one of the functions of `LISTS`. What is public is thus seen to change in
-the diff of that page.
+the diff of these files.
 """
 
 import argparse
@@ -17,7 +17,9 @@ from typing import Any
 
 from tools.made_pages import write
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "public_names.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+NAMES = DOCS / "surface" / "public_names.txt"
+PAGE = DOCS / "public_names.md"
 MADE = re.compile(
     r"(<!-- made by tools/make_public_names\.py: ([\w. ]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -113,17 +115,8 @@ LISTS = {"statistics": fields_of_statistics, "commands": commands}
 
 
 def _item(indent: str, name: str, value: Any, *, is_method: bool = False) -> list[str]:
-    """Returns the lines of a name: how it is called, and the first sentence of its docstring."""
-    said = _first_sentence(value)
-    code = f"`{name}{_arguments(value, is_method)}`"
-    return _wrapped(indent, f"{code}: {said}" if said else code)
-
-
-def _first_sentence(value: Any) -> str:
-    if not (callable(value) or isinstance(value, (property, classmethod, staticmethod))):
-        return ""
-    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
-    return re.sub(r"(?<!\.)\.$", "", re.split(r"(?<=[^.][.!])\s", text)[0])
+    """Returns the lines of a name: how it is called."""
+    return _wrapped(indent, f"`{name}{_arguments(value, is_method)}`")
 
 
 def _arguments(value: Any, is_method: bool) -> str:
@@ -171,7 +164,7 @@ def _wrapped(indent: str, text: str) -> list[str]:
 
 
 def page_with_lists(page: str) -> str:
-    """Returns the text of the page with its lists as they are to be."""
+    """Returns the text of a page with its lists as they are to be."""
 
     def made(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
@@ -182,4 +175,4 @@ def page_with_lists(page: str) -> str:
 
 
 if __name__ == "__main__":
-    write([PAGE], page_with_lists, "Writes the lists of public names.")
+    write([NAMES, PAGE], page_with_lists, "Writes the lists of public names.")

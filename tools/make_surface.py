@@ -1,6 +1,6 @@
-"""Makes the lists of pages about SOK, TFRA and TFPlus from docs/surface/*.toml.
+"""Makes the lists of docs/compatibility.md from docs/surface/*.toml.
 
-A page has a line `<!-- made by tools/make_surface.py from surface/tfra.toml: what works -->` where
+A line `<!-- made by tools/make_surface.py from surface/tfra.toml: what differs -->` stands where
 the list of that one of VIEWS belongs, and `<!-- end -->` below.
 
 An entry of a section is of a name, of several (`names`), or of a behavior in a few words:
@@ -26,24 +26,15 @@ from tools.made_pages import write
 # Python 3.10 has no tomllib; pytest brings the same module along for it.
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = [
-    DOCS / "compatibility.md",
-    DOCS / "migrating_from_sok.md",
-]
+PAGES = [DOCS / "compatibility.md"]
 MADE = re.compile(
     r"(<!-- made by tools/make_surface\.py from surface/(\w+)\.toml: ([\w ]+) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
 VERDICTS = ("same", "better", "differs", "refused", "no_effect", "ours")
-# What a reader looks for, with the verdicts of it.
-WORKS = "what works"
-VIEWS = {
-    WORKS: ("same", "better"),
-    "what differs": ("differs", "no_effect"),
-    "what is missing": ("refused",),
-    "what is added": ("ours",),
-}
+# What the page lists, with the verdicts of it: of all other names a reader needs to know nothing.
+VIEWS = {"what differs": ("differs", "no_effect"), "what is missing": ("refused",)}
 _LINE = 120
 # What a line cannot end in: code and links.
 _WORDS = re.compile(r"(?:`[^`]*`|\[[^\]]*\]\([^)]*\)|\S)+")
@@ -78,7 +69,7 @@ def entries_of(system: str) -> list[Entry]:
 
 
 def view(entries: list[Entry], name: str) -> str:
-    """Returns the list of a view, by section: names of what works, else what it does here."""
+    """Returns the list of a view, by section: each entry with what it does here."""
     of_sections: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.verdict in VIEWS[name]:
@@ -86,10 +77,6 @@ def view(entries: list[Entry], name: str) -> str:
     lines = []
     for heading, chosen in of_sections.items():
         lines += ["", f"{heading}:", ""]
-        names = [each for entry in chosen for each in entry.names]
-        if name == WORKS and names:
-            lines += _item(", ".join(f"`{each}`" for each in names))
-            chosen = [entry for entry in chosen if not entry.names]
         for entry in chosen:
             text = entry.fields[entry.verdict]
             facts = [text] if isinstance(text, str) else text

@@ -59,7 +59,9 @@ _HELLO = struct.Struct(f"<q{_TOKEN_BYTES}s")
 
 T = TypeVar("T")
 
-# Less is sooner there with what goes to other machines: docs/measurements.md, "Ranks".
+# Less is sooner sent with what goes to other machines: over two machines of two ranks (network
+# namespaces, 2026-11-23) memory saved 16 to 18 % of processor time from 16 MB a rank on, and cost
+# a small call 0.8 ms.
 _LEAST_BYTES = 1 << 20
 
 

@@ -169,5 +169,5 @@ def test_launches_on_a_gpu_are_told_with_what_is_in_the_way(capsys, monkeypatch)
     monkeypatch.setattr(doctor.gpu, "chosen", "python")
     monkeypatch.setattr(doctor.gpu, "reasons", {"tensorflow": "no compiler"})
     state, found, mend = told(capsys)[1]["GPU launches"]
-    assert (state, mend) == ("missing", "see Three ways in docs/internals/streams.md")
+    assert (state, mend) == ("missing", "see Three ways in docs/internals/tensorflow.md")
     assert found == "in order by way of 'python', for no compiler"

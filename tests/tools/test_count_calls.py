@@ -10,7 +10,7 @@ LIMITS = {("3.11", "2.21"): (0, 440)}
 
 
 def test_a_table_more_costs_few_calls():
-    """docs/measurements.md says how many calls; they hold for the versions that it names."""
+    """How many calls there are depends on the versions."""
     pytest.importorskip("tensorflow")
     works = "--tables 1 26 --works lookup step".split()
     found = {each["work"]: each for each in run("tools.count_calls", *works, are_positive=False)[0]}

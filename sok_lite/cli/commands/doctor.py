@@ -146,7 +146,7 @@ def _gpu() -> Finding:
 
 
 def _launches() -> Finding:
-    """Says how launches on a GPU are in order with TensorFlow's work: docs/internals/streams.md."""
+    """Says how launches on a GPU are in order with TensorFlow's: docs/internals/tensorflow.md."""
     name = "GPU launches"
     if _version_of("tensorflow", "tensorflow-cpu") is None or default_backend() != "cuda":
         return Finding(OK, name, "none: they would need a GPU with tables, and TensorFlow")
@@ -162,7 +162,7 @@ def _launches() -> Finding:
     reason = gpu.reasons.get("tensorflow")
     if reason is None:
         return Finding(OK, name, found)
-    mend = "see Three ways in docs/internals/streams.md"
+    mend = "see Three ways in docs/internals/tensorflow.md"
     return Finding(MISSING, name, f"{found}, for {_short(reason)}", mend)
 
 
