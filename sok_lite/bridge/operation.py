@@ -419,7 +419,7 @@ class EagerOperation:
             try:
                 raise error  # outside of the handler, so that TensorFlow's error is not its context
             finally:
-                del error  # outside of the handler: TensorFlow's error is not its context
+                del error  # its traceback refers to this frame, and so to TensorFlow's memory
         return made if made is None else [*made.outputs, *made.told]
 
     def _new_call(self) -> tuple[Call, tf.Tensor]:

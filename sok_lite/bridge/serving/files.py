@@ -35,8 +35,7 @@ class VariableFiles:
         """Writes rows of a variable, now or later.
 
         `values` (n, ...) begin with row `first`; each row comes in one call only. In parts no
-        float16
-        and no unsigned integers of 16 bits or more: TensorFlow does not merge them.
+        float16 and no unsigned integers of 16 bits or more: TensorFlow does not merge them.
         """
         part = ""
         if values.shape.rank and values.shape[0] < num_rows:
