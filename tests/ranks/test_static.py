@@ -9,7 +9,7 @@ import sok_lite as sok
 from sok_lite.bridge import job, static_lookup
 from sok_lite.comm import CommunicatorError, SingleCommunicator
 from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
-from sok_lite.engine.route import Route
+from sok_lite.engine.exchange import Route
 from tests.ranks.test_localized import share, to_ragged
 from tests.support.step_oracle import random_ragged
 
