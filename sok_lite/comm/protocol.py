@@ -159,7 +159,7 @@ class Communicator(ABC):
         return received.like(array)
 
     def allgatherv(self, rows: Any, call: str = "allgatherv") -> Gathered:
-        """Gathers the rows (n, ...) of all ranks, of any n, on all ranks. Every rank must call it."""
+        """Gathers the rows (n, ...) of all ranks, of any n, on all. Every rank must call it."""
         array = _checked_rows(rows, "allgatherv")
         _trace(self.rank, "allgatherv", array)
         return self._together(self._allgatherv, call, _flat(array)).like(array)
