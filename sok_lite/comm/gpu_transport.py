@@ -65,7 +65,7 @@ class GpuTransport(ABC):
 
     @abstractmethod
     def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
-        """Sends a message, (n, 2) int64; returns when all has arrived, and raises if a rank dies."""
+        """Sends a message, (n, 2) int64; returns when all has arrived, raises if a rank dies."""
 
     def counts(
         self, call: str, offsets: Array, num_tables: int, tag: int, check: Check | None
@@ -121,7 +121,7 @@ class GpuTransport(ABC):
         )
 
     def refuse(self, call: str, reason: str) -> None:
-        """Replaces `counts` on a rank without keys: raises CommunicatorError with it on all ranks."""
+        """Replaces `counts` on a rank without keys: all ranks raise CommunicatorError."""
         self._exchange(call, np.tile(np.array([0, 0, 1], np.int64), (self._comm.size, 1)))
         self._raise_reasons(call, reason)
 
@@ -142,7 +142,7 @@ class GpuTransport(ABC):
                 )
 
     def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
-        """Shares this rank's reason, if any, and raises the first rank's. Every rank must call it."""
+        """Shares this rank's reason, if any; raises the first one. Every rank must call it."""
         text = (mine or "").encode()[:LONGEST_REASON_BYTES]
         rows = np.frombuffer(text, np.uint8).reshape(-1, 1)
         gathered = self._comm.allgatherv(rows, f"why not {call}")

@@ -41,7 +41,7 @@ def current() -> str | None:
 
 
 def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
-    """Returns the local folder in the environment variable, else `dirpath`; or raises ValueError."""
+    """Returns the local folder of the environment variable, else `dirpath`, or ValueError."""
     named = os.environ.get(dirpath_env) if dirpath_env else None
     return local_path(named or dirpath, dirpath_env if named and dirpath_env else "dirpath")
 

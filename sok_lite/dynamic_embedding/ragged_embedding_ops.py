@@ -14,7 +14,7 @@ def embedding_lookup_sparse(
     name: str | None = "embedding_lookup_sparse",
     combiner: str | None = "mean",
 ) -> Any:
-    """As `de.embedding_lookup_sparse` for ragged keys: (batch, dim), zeros for a row without keys."""
+    """As `de.embedding_lookup_sparse` for ragged keys: (batch, dim), zeros for empty rows."""
     return lookups.embedding_lookup_sparse(params, sp_ids, sp_weights, name=name, combiner=combiner)
 
 
@@ -26,7 +26,7 @@ def safe_embedding_lookup_sparse(
     default_id: Any = None,
     name: str | None = "safe_embedding_lookup_sparse",
 ) -> Any:
-    """As `de.safe_embedding_lookup_sparse` for ragged keys; empty rows get `default_id`, or zeros."""
+    """As `de.safe_embedding_lookup_sparse`; empty rows get `default_id`, or zeros."""
     return lookups.safe_embedding_lookup_sparse(
         embedding_weights, sparse_ids, sparse_weights, combiner, default_id, name
     )

@@ -108,7 +108,7 @@ class FileSystemSaver(DynamicEmbeddingSaver):
 
 
 class VariableFiles:
-    """Writes and reads files of a variable, weakly referenced; ValueError if its rows do not fit."""
+    """Writes and reads files of a weakly held variable; ValueError if its rows do not fit."""
 
     def __init__(self, variable: Any, saver: FileSystemSaver) -> None:
         self._variable = weakref.ref(variable)

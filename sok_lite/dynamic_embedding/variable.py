@@ -185,7 +185,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         self._restored_from = path
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
-        """Returns a child in a checkpoint by name: a TFRA variable's tables, whose name must match."""
+        """Returns a child in a checkpoint: a TFRA variable's tables, whose name must match."""
         if not (self.rows.checkpoint and name.startswith(LISTED)):
             return super()._lookup_dependency(name, cached_dependencies)
         check_name(name, self.rows)
@@ -411,7 +411,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     def export_keys_and_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,) and scores (n,) int64 of an `HkvHashTable`; TypeError for others."""
+        """Returns keys (n,) and scores (n,) int64 of an `HkvHashTable`; TypeError for others."""
         if not hasattr(self.rows, "export_keys_and_scores"):
             raise TypeError(
                 f"{self.name!r} keeps no scores. Make it with kv_creator=de.HkvHashTableCreator(). "

@@ -54,7 +54,7 @@ def warm_start(
 
 
 class WarmStartHook(tf.compat.v1.train.SessionRunHook):
-    """Calls `warm_start` with these arguments, once: a recovered session continues from its state."""
+    """Calls `warm_start` with these arguments, once: a recovered session keeps its state."""
 
     def __init__(
         self,

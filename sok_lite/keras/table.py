@@ -400,7 +400,7 @@ class TablePart:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns a table; NotImplementedError if layers share it, and only this one is being made."""
+        """Returns a table; NotImplementedError if layers share it, and only this one is made."""
         return _table_from_config(cls, config)
 
     def save_own_variables(self, store: Any) -> None:

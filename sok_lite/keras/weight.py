@@ -36,7 +36,7 @@ _TEXTS = {"text_keys": tf.int64, "texts": tf.string}
 
 @unconverted
 class TableWeight(TableVariable):
-    """A layer weight whose rows are found by key; `is_frozen`: its layer excludes it from training."""
+    """A layer weight whose rows are found by key; `is_frozen`: its layer is not trained."""
 
     kind = "sok_lite.keras.Table"
     instead_of_value = "Use layer(keys) for some rows and table.export() for all."

@@ -232,7 +232,7 @@ class SavedBySavers:
 
     @property
     def specs(self) -> list[Any]:
-        """The tensors for a TF1 saver made now; ValueError if the saver uses another name for it."""
+        """The tensors for a TF1 saver made now; ValueError if it uses another name for this."""
         call = saver_call()
         if call is not None:
             self._check_names(call.names)

@@ -194,7 +194,7 @@ def samples_of_process() -> list[Sample]:
 
 
 def checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns a program's labels. TypeError, ValueError: an invalid or reserved name, or bad text."""
+    """Returns a program's labels. TypeError, ValueError: an invalid or reserved one."""
     for name, text in dict(labels or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(
@@ -264,7 +264,7 @@ _SERVED_AGE = Family(
 
 
 def served_in(tables: Any) -> list[ReadonlyTables]:
-    """Returns the checkpoints in an argument of `sok_lite.metrics`, [] for live tables, not both."""
+    """Returns the checkpoints in an argument of `sok_lite.metrics`; [] for live tables."""
     items = [tables] if isinstance(tables, ReadonlyTables) else tables
     if not isinstance(items, (list, tuple)):
         return []

@@ -144,7 +144,7 @@ def dtype_name(dtype: Any, default: str, argument: str) -> str:
 
 
 def checked_gradient_dtype(dtype: Any) -> bool:
-    """Returns whether gradients are sent as bfloat16, not float32. TypeError, ValueError: neither."""
+    """Returns whether gradients are sent as bfloat16, not float32; else raises."""
     name = dtype_name(dtype, "float32", "gradient_dtype")
     if name not in ("float32", "bfloat16"):
         raise ValueError(

@@ -443,7 +443,7 @@ def _optimizer_of(source: Source) -> str | None:
 
 
 def _own_optimizers(needs: Sequence[Need]) -> list[str | None]:
-    """Returns each `sk.Table(optimizer=...)`, None for the most frequent one, which compiles."""
+    """Returns each `sk.Table(optimizer=...)`; None: the most frequent one, passed to compile()."""
     known = Counter(need.optimizer for need in needs if need.optimizer in _OF_KERAS)
     (common, _), *_ = [*known.most_common(1), (None, 0)]
     own: list[str | None] = []

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def callbacks_for(package: Any) -> SimpleNamespace:
-    """Returns the callbacks for `keras`, `tf_keras` or `tf.keras` (as here), or raises TypeError."""
+    """Returns the callbacks for `keras`, `tf_keras` or `tf.keras` (as here), or TypeError."""
     return _callbacks_of(root_of(package))
 
 

@@ -533,7 +533,7 @@ def _as_integer(name: str, value: Any) -> int:
 
 
 def layers_for(package: Any) -> SimpleNamespace:
-    """Returns the layers for `keras`, `tf_keras` or `tf.keras` (or TypeError), registered by name."""
+    """Registers and returns the layers for `keras`, `tf_keras` or `tf.keras`, or TypeError."""
     return _layers_of(root_of(package))
 
 
