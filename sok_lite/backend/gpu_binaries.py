@@ -107,10 +107,7 @@ class Nvrtc:
 
     @property
     def build(self) -> str:
-        """Identifies this build of NVRTC, by the comment at the head of all its PTX.
-
-        The version does not: patches of a release share it.
-        """
+        """Identifies this build, unlike the version, by the comment at the head of all its PTX."""
         if not self._build:
             lines = self.compile("", ()).ptx.splitlines()
             comment = [line for line in lines if line.startswith("//")]
@@ -137,9 +134,8 @@ class Nvrtc:
         return f"-arch=compute_{max(older)}"
 
     def compile(self, source: str, flags: Sequence[str]) -> Compiled:
-        """Compiles CUDA C++ without includes. CompileError: NVRTC rejected it.
-
-        With -arch=sm_ the binary is machine code, else PTX.
+        """Compiles CUDA C++ without includes, with -arch=sm_ to machine code; or raises
+        CompileError.
         """
         nvrtc = self._nvrtc
         program = nvrtc.createProgram(source, "kernel.cu", [], [])

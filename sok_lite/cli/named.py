@@ -278,10 +278,7 @@ def regroup(pieces: Iterable[np.ndarray], num_rows: int) -> Iterator[np.ndarray]
 
 
 def package(module: str, what: str, install: str) -> Any:
-    """Imports a `module` such as "pyarrow.parquet", which `what` needs and pip can `install`.
-
-    ImportError: it cannot be imported.
-    """
+    """Imports a `module` that `what` needs and pip can `install`, or raises ImportError."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -22,9 +22,8 @@ class ElasticCommunicator(Communicator):
         super().__init__(self._inner.rank, self._inner.size, self._inner.local_rank)
 
     def reconnect(self) -> None:
-        """Connects the present ranks. Every rank must call it.
-
-        CommunicatorError: a rank has died meanwhile.
+        """Connects the present ranks, all of which must call it. CommunicatorError: a rank has
+        died.
         """
         self._inner.disconnect()
         self._inner = inner = self._connect()

@@ -36,8 +36,8 @@ class Check(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers of keys, (size, num_tables) int64 on the host: `sent` to and `received` from each
-    rank.
+    """Numbers of keys `sent` to and `received` from each rank, (size, num_tables) int64 on the
+    host.
     """
 
     sent: np.ndarray
@@ -65,10 +65,7 @@ class GpuTransport(ABC):
 
     @abstractmethod
     def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
-        """Sends a message, (n, 2) int64 of the backend; returns when all has arrived.
-
-        It must raise if a rank dies meanwhile.
-        """
+        """Sends a message, (n, 2) int64; returns when all has arrived, raises if a rank dies."""
 
     def counts(
         self, call: str, offsets: Array, num_tables: int, tag: int, check: Check | None
@@ -124,10 +121,7 @@ class GpuTransport(ABC):
         )
 
     def refuse(self, call: str, reason: str) -> None:
-        """Replaces `counts` on a rank that has no keys.
-
-        CommunicatorError: with the reason, on all ranks.
-        """
+        """Replaces `counts` on a rank without keys: all ranks raise CommunicatorError."""
         self._exchange(call, np.tile(np.array([0, 0, 1], np.int64), (self._comm.size, 1)))
         self._raise_reasons(call, reason)
 
@@ -148,10 +142,7 @@ class GpuTransport(ABC):
                 )
 
     def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
-        """Shares why this rank has no keys, if so, and raises the reason of the first rank.
-
-        Every rank must call it.
-        """
+        """Shares this rank's reason, if any; raises the first one. Every rank must call it."""
         text = (mine or "").encode()[:LONGEST_REASON_BYTES]
         rows = np.frombuffer(text, np.uint8).reshape(-1, 1)
         gathered = self._comm.allgatherv(rows, f"why not {call}")
@@ -182,10 +173,7 @@ class TransportKind(NamedTuple):
 
 
 def checked_transport(transport: str | None) -> str:
-    """Returns the name of the requested transport, the argument or SOK_LITE_GPU_TRANSPORT.
-
-    ValueError: there is no such transport.
-    """
+    """Returns the requested transport, or SOK_LITE_GPU_TRANSPORT. ValueError: unknown."""
     source = "gpu_transport"
     if transport is None:
         source, transport = TRANSPORT_VARIABLE, os.environ.get(TRANSPORT_VARIABLE, "").strip()

@@ -42,10 +42,7 @@ _users: weakref.WeakKeyDictionary[Variable, _Users] = weakref.WeakKeyDictionary(
 
 
 class _Session(threading.local):
-    """The variables of a thread by name in eager mode.
-
-    They are dropped with the thread's default graph, which `clear_session` replaces.
-    """
+    """A thread's eager variables by name, for its default graph, which `clear_session` replaces."""
 
     graph: "weakref.ref[tf.Graph] | None" = None  # None: the thread asked for no variable yet
     names: dict[str, Variable]

@@ -115,10 +115,7 @@ class HkvHashTable(HashTable):
         return done if after is None else after
 
     def after_update(self, keys: tf.Tensor) -> Any:
-        """Sets the scores of trained keys (n,), and counts a step of the epoch.
-
-        Returns the operation in a graph if there is something to do, else None.
-        """
+        """Sets scores of trained keys (n,), and counts a step; returns the operation, if any."""
         done = None
         if self._gen_scores is not None:
             done = table_ops.assign_scores(self, keys, self._gen_scores(self.original_keys(keys)))

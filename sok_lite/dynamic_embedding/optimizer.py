@@ -81,10 +81,7 @@ def get_slot(self: Any, var: Any, name: str) -> Any:
 def _minimize(
     self: Any, loss: Any, var_list: Any = None, tape: tf.GradientTape | None = None
 ) -> Any:
-    """Minimizes a loss with an optimizer of Keras 3.
-
-    The loss is a function, or a tensor recorded by `tape`; `var_list` may be a function too.
-    """
+    """Minimizes a loss (a function, or recorded by `tape`) with an optimizer of Keras 3."""
     pairs = gradients_of(self, KERAS3, loss, var_list, tape)
     check_any(pairs)
     return self.apply_gradients(pairs)

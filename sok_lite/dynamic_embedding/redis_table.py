@@ -103,7 +103,7 @@ class RedisTable(HashTable):
 
 
 def _open_rows(settings: dict[str, Any], like: EmbeddingTable) -> RedisStore:
-    """Returns the rows of a table; a new one starts with those of version model_tag_import."""
+    """Returns the rows of a table; a new one starts with the rows of version model_tag_import."""
     form: dict[str, Any] = {
         "name": like.name,
         "row_bytes": like.dim * like.row_dtype.storage.itemsize,

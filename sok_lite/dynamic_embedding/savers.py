@@ -107,10 +107,7 @@ class FileSystemSaver(DynamicEmbeddingSaver):
 
 
 class VariableFiles:
-    """Writes and reads the files of a variable, which it references weakly.
-
-    ValueError: files cannot hold such keys or rows.
-    """
+    """Writes and reads files of a weakly held variable; ValueError if its rows do not fit."""
 
     def __init__(self, variable: Any, saver: FileSystemSaver) -> None:
         self._variable = weakref.ref(variable)

@@ -217,9 +217,7 @@ class HashTable(TableVariable, SaveableObject):
         return (values, exists) if return_exists else values
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the rows (keys.shape + [dim]) of keys, inserting new ones; the last of a repeated
-        key wins.
-        """
+        """Sets rows (keys.shape + [dim]), inserting new keys; the last of a repeated key wins."""
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values, ints, self.dimension, self.value_dtype, self.name)
         flat = tf.reshape(ints, [-1])
@@ -380,11 +378,7 @@ def _accumulate(
 
 
 def _describe(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> str:
-    """Returns JSON of a `HashTable`'s name, dtypes and dim.
-
-    Args:
-      checksums: of the files that this process wrote; None: no files.
-    """
+    """Returns JSON of a table's name, dtypes and dim, and checksums of its files if it has any."""
     facts = (rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension)
     description = dict(zip(_FIELDS, facts, strict=True))
     return json.dumps(description if checksums is None else description | {"files": checksums})

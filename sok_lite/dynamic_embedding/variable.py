@@ -185,10 +185,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         self._restored_from = path
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
-        """Returns a child in a checkpoint by name: the tables of a TFRA variable.
-
-        ValueError: they belong to a variable of another name.
-        """
+        """Returns a child in a checkpoint: a TFRA variable's tables, whose name must match."""
         if not (self.rows.checkpoint and name.startswith(LISTED)):
             return super()._lookup_dependency(name, cached_dependencies)
         check_name(name, self.rows)
@@ -239,9 +236,8 @@ class Variable(tf.__internal__.tracking.Trackable):
         return self.is_differentiable and self.rows.table.all_ranks_refusal is None
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
-        """Returns keys of any shape as the table's integers.
-
-        It calls the partitioner and checks the returned shards.
+        """Returns keys of any shape as the table's integers, after checking the partitioner's
+        shards.
         """
         return self.rows.keys_of(self._checked_keys(keys), remember)
 
@@ -415,11 +411,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     def export_keys_and_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,) and scores (n,) int64 of an `HkvHashTable`.
-
-        Raises:
-          TypeError: the creator is no `HkvHashTableCreator`.
-        """
+        """Returns keys (n,) and scores (n,) int64 of an `HkvHashTable`; TypeError for others."""
         if not hasattr(self.rows, "export_keys_and_scores"):
             raise TypeError(
                 f"{self.name!r} keeps no scores. Make it with kv_creator=de.HkvHashTableCreator(). "
@@ -476,7 +468,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
-        """Replaces the variable's content by that of files; optimizer states start fresh.
+        """Loads files into the variable, replacing its content; optimizer states start fresh.
 
         `dirpath`, `dirpath_env` and `buffer_size` are as for `save_to_file_system`. All files are
         checked before anything changes. The number of shards that wrote them does not matter.
@@ -559,10 +551,7 @@ tf.register_tensor_conversion_function(Variable, _refuse_as_tensor, priority=10)
 
 @unconverted
 class Shard(tf.__internal__.tracking.Trackable):
-    """A view of one shard of a variable. All shards lie in one table.
-
-    A checkpoint or Saver that gets a shard saves the whole table, once.
-    """
+    """A view of one shard; all lie in one table, which savers and checkpoints save once."""
 
     def __init__(self, variable: Any, index: int) -> None:
         self._variable = variable

@@ -476,10 +476,7 @@ def _empty_if_broken_off(folder: str) -> bool:
 
 
 def _mark_folder(folder: str, rank: int) -> None:
-    """Marks a locked folder as a `Checkpoint`'s.
-
-    FileExistsError: it has other files, or another checkpoint.
-    """
+    """Marks a locked folder as a `Checkpoint`'s. FileExistsError: it has other files."""
     if rank != 0:
         return
     names = os.listdir(folder)

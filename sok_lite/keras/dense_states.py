@@ -59,10 +59,7 @@ class DenseStates(NamedTuple):
         return DenseStates(of_all, _dense(model.variables, [*of_all, *metrics]), carried)
 
     def write(self, folder: str, rank: int, size: int) -> None:
-        """Writes this rank's file, and on rank 0 the shared one, and syncs them to disk.
-
-        OSError: it cannot be written.
-        """
+        """Writes this rank's file, and on rank 0 the shared one, synced to disk; raises OSError."""
         os.makedirs(folder, exist_ok=True)
         _write(os.path.join(folder, _rank_file(rank, size)), self.of_rank, self.carried)
         if rank == 0:
@@ -70,10 +67,7 @@ class DenseStates(NamedTuple):
         manifest.sync_path(folder)
 
     def read(self, folder: str, rank: int, size: int) -> Values:
-        """Returns the written values; with another number of ranks, those of rank 0.
-
-        OSError: it cannot be read. ValueError: it belongs to another model.
-        """
+        """Returns the written values (other ranks: those of rank 0). ValueError: another model."""
         own = os.path.join(folder, _rank_file(rank, size))
         if not os.path.exists(own):
             (own,) = (

@@ -260,10 +260,7 @@ class EmbeddingPart(EmbeddingsPart):
         return tensor_of_ids(self._of.tables[0], inputs)
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
-        """Returns the rows of ids: ids.shape + [dim], or combined over the last dimension.
-
-        Arguments as for `Embeddings.call`.
-        """
+        """As `Embeddings.call` for one feature: ids.shape + [dim], or combined over the last."""
         return self._rows(ids, weights, training)
 
     def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:

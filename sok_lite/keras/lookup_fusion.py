@@ -47,11 +47,7 @@ def are_symbolic(inputs: Any) -> bool:
 
 
 def note_call(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
-    """Records a call of a layer with symbolic inputs.
-
-    Args:
-      is_plain: whether there was no other argument.
-    """
+    """Records a call of a layer with symbolic inputs; `is_plain`: and no other argument."""
     if all(hasattr(each, "_keras_history") for each in inputs):
         place = [weakref.ref(each) for each in inputs] if is_plain else None
         _places.setdefault(layer, []).append(place)
@@ -102,11 +98,7 @@ def _fused_layers(model: Any) -> list[tuple[Any, _Inputs]]:
 def _look_up(
     shared: Sequence[tuple[Any, _Inputs]], values: Mapping[int, Any], training: Any
 ) -> _Prepared:
-    """Looks up for the layers, if there are at least two.
-
-    Args:
-      values: by id of the symbolic input.
-    """
+    """Looks up for layers, if there are at least two; values are by id of the symbolic input."""
     chosen: list[tuple[Any, list[Any]]] = []
     for layer, place in shared:
         ids = [values.get(id(each())) for each in place]

@@ -400,11 +400,7 @@ class TablePart:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns a table from a config of `get_config`.
-
-        Raises:
-          NotImplementedError: layers share it, and only this one is being made.
-        """
+        """Returns a table; NotImplementedError if layers share it, and only this one is made."""
         return _table_from_config(cls, config)
 
     def save_own_variables(self, store: Any) -> None:
@@ -548,10 +544,7 @@ def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _shared_config(config: dict[str, Any], name: str, number: int) -> dict[str, Any]:
-    """Returns the config of a table that several layers share.
-
-    NotImplementedError: `clone_model` asks, which would not keep it shared.
-    """
+    """Returns the config of a shared table; `clone_model`, which would not share it, is refused."""
     if is_cloning():
         raise NotImplementedError(
             f"clone_model() does not know that several layers share table {name!r}: "

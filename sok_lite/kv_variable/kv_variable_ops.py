@@ -218,8 +218,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return self.saved.handles or [self.handle]  # a graph asks while the first one is made
 
     def ready_inputs(self) -> list[tf.Tensor]:
-        """Returns inputs that fail in a TF1 session which has not initialized the variable; else
-        [].
+        """Returns inputs that make a TF1 session fail before the variable is initialized; else [].
 
         A control dependency is not enough: TensorFlow may prune a read whose value nobody uses.
         """
@@ -261,7 +260,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return int(table.options.enter_threshold)
 
     def get_generic_name(self) -> str:
-        """Returns the name with scopes; for a partition that of the whole."""
+        """Returns the name with scopes; for a partition the name of the whole."""
         return self.saved.name
 
     @property

@@ -184,10 +184,7 @@ def _is_full(has_deltas: bool) -> tf.Tensor:
 
 
 def _find_tensor(saved: SavedTable, name: str, filename: tf.Tensor) -> Any:
-    """Returns the name of a tensor of key type that a checkpoint has of a variable.
-
-    If there is none, TensorFlow's error will show this expected name.
-    """
+    """Returns the name of a checkpoint's tensor of key type, or an expected name for the error."""
     whole = weakref.ref(saved)
 
     def run(path: tf.Tensor) -> list[tf.Tensor]:
@@ -235,10 +232,7 @@ class SavedBySavers:
 
     @property
     def specs(self) -> list[Any]:
-        """The tensors for a `tf.compat.v1.train.Saver` made now, by its mode.
-
-        ValueError: the saver uses another name for it.
-        """
+        """The tensors for a TF1 saver made now; ValueError if it uses another name for this."""
         call = saver_call()
         if call is not None:
             self._check_names(call.names)
@@ -266,9 +260,7 @@ class SavedBySavers:
         return tf.no_op()
 
     def to_proto(self, export_scope: Any = None) -> None:
-        """Returns None, so that meta graphs leave the variable out: they cannot hold Python
-        functions.
-        """
+        """Returns None: meta graphs, which cannot hold Python functions, leave the variable out."""
 
 
 # ---- modes and deltas ----------------------------------------------------------------------------

@@ -178,9 +178,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         self.base = Base(saves, num_ranks, number, seen, changed_keys, removed_keys, is_logged)
 
     def prefix(self, name: str, share: Share) -> str:
-        """Returns the prefix of a partition's tensors, of a variable named `name` in the
-        checkpoint.
-        """
+        """Returns the prefix of a partition's tensors, of a variable named `name` in the file."""
         return f"{name}/part_{share.number}:0" if self._is_partitioned else f"{name}:0"
 
     def place(self, path: str, name: str) -> str:
@@ -240,10 +238,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             self._begin(last.saves, num_ranks, is_logged, what.content.keys, what.deleted)
 
     def _check_base(self, what: SavedContent, path: str) -> None:
-        """Raises ValueError if a delta changes another save than the table's base.
-
-        TFPlus' deltas do not name their save.
-        """
+        """Raises ValueError if a delta (not TFPlus', which name none) changes another save."""
         if not what.saves:
             return
         last, table = self.base, self.table

@@ -131,10 +131,7 @@ def encode(
 
 
 def facts_of(text: Any, whose: str) -> Facts:
-    """Parses the facts of a checkpoint; `whose` names it in errors.
-
-    ValueError: written by a later version, or corrupt.
-    """
+    """Parses a checkpoint's facts. ValueError: from a later version, or corrupt."""
     try:
         facts = parsed(text)
         version = facts.pop("version")
@@ -258,10 +255,7 @@ def _states(
 
 
 def copy_content(table: EmbeddingTable) -> Content:
-    """Copies the current content of a table. The caller holds the table's lock.
-
-    MemoryError: no memory for it.
-    """
+    """Copies the content of a table, whose lock the caller holds. MemoryError: no memory."""
     whole, times_of = take(table), table.clock.times_of
     columns, pending = whole.columns, whole.pending
     scores = columns.get("scores", np.empty(0, np.uint64))
@@ -279,10 +273,7 @@ def copy_content(table: EmbeddingTable) -> Content:
 
 
 def as_of_table(known: Content) -> Content:
-    """Converts times to numbers of lookups, as tables have them.
-
-    There is a lookup for each time, and a last one without keys.
-    """
+    """Converts times to numbers of lookups: one for each time, and a last one without keys."""
     of_keys, of_pending = known.columns["times"], known.pending["times"]
     at = np.unique(np.concatenate([of_keys, of_pending]))
     at = at[at > 0]

@@ -68,17 +68,17 @@ def get_kv_variable(
       embedding_dim: length of a row; not needed for an existing variable.
       key_dtype: tf.int64 (also int) or tf.int32.
       value_dtype: tf.float32, tf.float16 or tf.bfloat16.
-      initializer: of Keras or TensorFlow, or a tensor of static shape: one number, a row, or rows,
-        of which each key takes one. None: that of the scope, else Glorot uniform for a [10000,
-        embedding_dim] matrix, as in TFPlus.
+      initializer: of Keras or TensorFlow, or a tensor of static shape: one number, a row, or rows
+        to choose from by key. None: the scope's, else Glorot uniform for a [10000, embedding_dim]
+        matrix, as in TFPlus.
       trainable: whether it is trained; None: it is.
       collections: graph collections to add it to; None: [GraphKeys.GLOBAL_VARIABLES]. Trainable
         ones are also in GraphKeys.TRAINABLE_VARIABLES.
       partitioner: maps a shape and a dtype to the number of partitions per axis, such as
-        `tf.compat.v1.fixed_size_partitioner(n)`; None: that of the scope, else none.
+        `tf.compat.v1.fixed_size_partitioner(n)`; None: the scope's, if any.
       constraint: must be None.
       regularizer: called with the variable; its result is added to GraphKeys.REGULARIZATION_LOSSES.
-        It reads all rows. None: that of the scope.
+        It reads all rows. None: the scope's.
       enter_threshold: times that training must see a key before it gets a row; 0 and 1: once.
       kv_options: where the rows are kept; None: in one memory.
 
@@ -210,10 +210,7 @@ def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -
 
 
 def _check_keeping(found: KvVariable, threshold: int, partitioner: Any) -> None:
-    """Raises ValueError if a variable admits or partitions keys otherwise than requested.
-
-    Arguments left out always match.
-    """
+    """Raises ValueError if a variable admits or partitions keys otherwise than explicitly asked."""
     has = found.enter_threshold
     if threshold and max(has, 1) != threshold:
         raise ValueError(

@@ -194,10 +194,7 @@ def samples_of_process() -> list[Sample]:
 
 
 def checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns labels that a program adds to all numbers.
-
-    TypeError, ValueError: an invalid name or text, or a reserved name.
-    """
+    """Returns a program's labels. TypeError, ValueError: an invalid or reserved one."""
     for name, text in dict(labels or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(
@@ -267,10 +264,7 @@ _SERVED_AGE = Family(
 
 
 def served_in(tables: Any) -> list[ReadonlyTables]:
-    """Returns the checkpoints in an argument of `sok_lite.metrics`; [] for live tables.
-
-    TypeError: both are mixed.
-    """
+    """Returns the checkpoints in an argument of `sok_lite.metrics`; [] for live tables."""
     items = [tables] if isinstance(tables, ReadonlyTables) else tables
     if not isinstance(items, (list, tuple)):
         return []

@@ -1,7 +1,4 @@
-"""SOK's dump and load: checkpoints of variables, for any number of ranks.
-
-See docs/checkpoint_format.md for the files.
-"""
+"""SOK's dump and load, for any number of ranks; docs/checkpoint_format.md describes the files."""
 
 import base64
 import os
@@ -365,7 +362,7 @@ def _items(
 
 
 def _counters(wrapper: WrappedOptimizer) -> list[Any]:
-    """Returns the step counters: the wrapper's, and that of the inner optimizer if any."""
+    """Returns the step counters: the wrapper's, and the inner optimizer's if any."""
     inner = inner_of(wrapper.optimizer)
     own = getattr(wrapper.optimizer, "iterations", None)
     if num_batches(inner) > 1:  # then it is not a variable
@@ -390,10 +387,7 @@ def _kept_of(wrapper: WrappedOptimizer) -> dict[str, Any]:
 
 
 def _carried_in(kept: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the carried values of `_kept_of`; empty without any.
-
-    ValueError, TypeError: they are corrupt.
-    """
+    """Returns the carried values of `_kept_of`, if any. ValueError, TypeError: they are corrupt."""
     if "carried" not in kept:
         return {}
     return CarriedState.read(base64.b64decode(kept["carried"], validate=True))

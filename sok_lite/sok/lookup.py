@@ -1,7 +1,4 @@
-"""`sok.lookup_sparse`: looks up keys of all ranks in all tables of a call together.
-
-Also the helpers of SOK's module of this name.
-"""
+"""`sok.lookup_sparse`: keys of all ranks in all tables of a call; and SOK's helpers beside it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, overload

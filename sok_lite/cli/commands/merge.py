@@ -108,9 +108,7 @@ class MergedSource(JoinedSource):
     find = Source.find  # of what `read` yields: the last of a key counts
 
     def _mark(self, num_rows: int) -> None:
-        """Marks what to keep of each key: its last row (at places below `num_rows`), else its last
-        pending count.
-        """
+        """Marks the last row of each key (places below `num_rows`), else its last pending count."""
         place, kind = 0, key_dtype(self.key_type)
         for column in ("keys", "sighted_keys"):
             for source in self._sources:

@@ -131,10 +131,7 @@ class Plan(NamedTuple):
 
 
 def plan(needs: Sequence[Need], machines: Machines) -> Plan:
-    """Places tables in near memory while they fit, and the largest in two tiers.
-
-    Without enough room it returns the plan that lacks least.
-    """
+    """Places tables near, the largest in two tiers if needed; at worst returns what lacks least."""
     order = sorted(range(len(needs)), key=lambda i: -needs[i].num_keys * needs[i].row.total)
     counts = range(len(needs) + 1) if machines.far else range(1)
     for num_hybrid in counts:
@@ -446,10 +443,7 @@ def _optimizer_of(source: Source) -> str | None:
 
 
 def _own_optimizers(needs: Sequence[Need]) -> list[str | None]:
-    """Returns the `sk.Table(optimizer=...)` of each table, or None.
-
-    The model is compiled with the most frequent Keras optimizer.
-    """
+    """Returns each `sk.Table(optimizer=...)`; None: the most frequent one, passed to compile()."""
     known = Counter(need.optimizer for need in needs if need.optimizer in _OF_KERAS)
     (common, _), *_ = [*known.most_common(1), (None, 0)]
     own: list[str | None] = []

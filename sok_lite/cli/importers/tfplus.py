@@ -115,9 +115,7 @@ def _apply_delta(
 
 
 class ContentSource(Source):
-    """A KvVariable's content, with the counts and times of kv_variable/saved_tensors.py, as a
-    source.
-    """
+    """A KvVariable's content, with counts and times as in kv_variable/saved_tensors.py."""
 
     def __init__(self, name: str, dtype: str, content: Any) -> None:
         from sok_lite.kv_variable.saved_tensors import as_of_table

@@ -246,10 +246,7 @@ def _read_checkpoint(model: Any, path: str) -> None:
 
 
 def _build(model: Any, file: Path) -> None:
-    """Builds a model without weights as the saved one was built.
-
-    ValueError: the file does not say how, or the model cannot be built so.
-    """
+    """Builds a model without weights as the saved one was, or raises ValueError."""
     if _is_built(model):
         return
     config = _build_config(file)
@@ -410,10 +407,7 @@ def _read_tables(model: Any, path: Path, comm: Communicator) -> None:
 
 
 def checked_path(filepath: Any, signatures: Any, options: Any) -> Path:
-    """Returns the path; raises if `de_save_model` cannot write this format or combination.
-
-    Arguments as for `de_save_model`.
-    """
+    """Returns the path; raises if `de_save_model` cannot write this format or combination."""
     path = Path(local_path(filepath, "filepath"))
     if path.suffix in _OLD and not path.name.endswith(_WEIGHTS):
         raise NotImplementedError(
@@ -471,11 +465,7 @@ def _check_savers(model: Any, path: Path) -> None:
 
 @contextlib.contextmanager
 def _replaced_atomically(path: Path, is_written: bool) -> Iterator[Path]:
-    """Yields a path to write a model to, and moves it into place once complete.
-
-    Args:
-      is_written: False: this rank writes none.
-    """
+    """Yields a path to write to (if `is_written`), and moves it into place once complete."""
     if not is_written:
         yield path
         return
