@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.work_done import INPUT_WAITS
-from sok_lite.reports.openmetrics import CONTENT_TYPE
-from sok_lite.reports.served import prometheus_of_served, served_in
+from sok_lite.reports.openmetrics import CONTENT_TYPE, prometheus_of_served, served_in
 from sok_lite.reports.server import serve_text
 
 __all__ = ["CONTENT_TYPE", "prometheus", "serve", "timed_input"]

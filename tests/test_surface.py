@@ -28,7 +28,7 @@ OWNERS = {"heading", "names_of", "arguments_of", "keywords_of"}
 INTERNAL = {
     *("DynamicVariable.handle", "DynamicVariable.shape"),
     *("Variable.is_differentiable", "Variable.is_pooled", "Variable.keys_of", "Variable.shards_of"),
-    *("Variable.tables_held", "Variable.trainable_named"),
+    *("Variable.tables_held", "Variable.find_trainable"),
     *("KvVariable.ready_inputs", "KvVariable.policy"),
     *("KvVariable.handles", "KvVariable.resources", "KvVariable.safe_lookup"),
 }

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import cupy
 
 from sok_lite.backend.gpu_binaries import FLAGS, CompileError, Nvrtc
-from sok_lite.backend.sources import inlined, kernel_files
+from sok_lite.backend.sources import inline_includes, kernel_files
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
@@ -78,7 +78,7 @@ def compile_source(source: str, arch: str, flags: Sequence[str] = ()) -> Compile
     defines = [f"-D{name}={value}" for name, value in kernel_defines().items()]
     options = [*FLAGS, f"-arch={arch}", "--ptxas-options=-v", *defines, *flags]
     try:
-        compiled = Nvrtc(cupy.cuda.nvrtc).compiled(source, options)
+        compiled = Nvrtc(cupy.cuda.nvrtc).compile(source, options)
     except CompileError as error:
         return Compiled(str(error), "", {})
     return Compiled(None, compiled.ptx, parse_usage(compiled.log))
@@ -168,7 +168,9 @@ def main() -> None:
         + "   stack spilled        load       store occupancy"
     )
     for path in kernel_files():
-        found = {arch: compile_source(inlined(path), arch) for arch in {*args.archs, "sm_90"}}
+        found = {
+            arch: compile_source(inline_includes(path), arch) for arch in {*args.archs, "sm_90"}
+        }
         for arch, compiled in found.items():
             if compiled.error is not None:
                 raise SystemExit(f"{path.name} for {arch}:\n{compiled.error}")

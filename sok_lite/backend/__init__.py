@@ -38,10 +38,7 @@ def _cuda() -> Backend:
 
 
 def default_backend() -> str:
-    """Returns SOK_LITE_BACKEND, else "cuda" if CuPy sees a GPU, else "cpu".
-
-    ValueError: SOK_LITE_BACKEND names no backend.
-    """
+    """Returns SOK_LITE_BACKEND (or ValueError), else "cuda" if CuPy sees a GPU, else "cpu"."""
     name = os.environ.get("SOK_LITE_BACKEND", "").strip()
     if name not in ("", "cpu", "cuda"):
         raise ValueError(

@@ -89,7 +89,7 @@ def check_array(array: Any, dtype: np.dtype | None, kernel: str, argument: int) 
 
 
 @functools.cache
-def _typed(signature: str) -> list[tuple[int, str, np.dtype | None]]:
+def _pointer_arguments(signature: str) -> list[tuple[int, str, np.dtype | None]]:
     """Returns number, letter and dtype of each argument that is not an int."""
     letters = enumerate(signature)
     return [(i, each, ARGUMENT_DTYPES.get(each)) for i, each in letters if each != "#"]
@@ -105,18 +105,14 @@ def pack_parts(
 ) -> None:
     """Writes arguments as words, those of each part side by side.
 
-    Args:
-      signature: a letter for each argument, as in kernels/parts.cuh; "?": an array of any type.
-      addresses: of arrays of the backend.
-
-    Raises:
-      TypeError: arguments do not match the signature.
+    A signature has a letter for each argument, as in kernels/parts.cuh; "?": an array of any type.
+    TypeError: arguments do not match it.
     """
     num_arguments = len(signature)
     for count in {*map(len, parts)} - {num_arguments}:
         raise TypeError(f"{kernel} takes {num_arguments} arguments. Received: {count}.")
     words = [*itertools.chain.from_iterable(parts)]
-    for i, letter, dtype in _typed(signature):
+    for i, letter, dtype in _pointer_arguments(signature):
         column = words[i::num_arguments]
         if letter == ".":
             words[i::num_arguments] = _bits_of(column, kernel, i)

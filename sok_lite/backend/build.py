@@ -57,7 +57,7 @@ def find_library() -> Path:
                 f"{named!r} ({error}). Unset it to use the library of this installation."
             ) from error
         return path
-    return shipped_library() or compile_library(_of_this_processor())
+    return shipped_library() or compile_library(_processor_flags())
 
 
 def find_rules() -> Path:
@@ -81,7 +81,7 @@ def built_library() -> Path | None:
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
         return Path(named)
-    library = shipped_library() or _target_of_kernels(_flags(_of_this_processor()))
+    library = shipped_library() or _target_of_kernels(_flags(_processor_flags()))
     return library if library.is_file() else None
 
 
@@ -205,7 +205,7 @@ def _flags(extra_flags: Sequence[str]) -> list[str]:
     return [*FLAGS, *extra_flags, *defines]
 
 
-def _of_this_processor() -> list[str]:
+def _processor_flags() -> list[str]:
     return [*V3_FLAGS] if has_x86_64_v3() else []
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sok_lite.backend.build import cache_folder
-from sok_lite.backend.sources import inlined
+from sok_lite.backend.sources import inline_includes
 from sok_lite.backend.tunables import kernel_defines
 
 # Argument words of a narrow launch, and of a wide one: CUDA 12.1 and newer have space for 32,764
@@ -71,13 +71,13 @@ class GpuBinaries:
 
         RuntimeError: NVRTC does not know such an old GPU, or rejects the source.
         """
-        source = inlined(path)
+        source = inline_includes(path)
         defines = [f"-D{name}={value}" for name, value in self.defines.items()]
         if is_wide:
             defines.append(f"-DSOK_LAUNCH_WORDS={WIDE_LAUNCH_WORDS}")
         flags = [*FLAGS, self._nvrtc.architecture(capability), *defines]
         return self._kept.get(
-            [source, *flags, self._nvrtc.build], lambda: self._nvrtc.compiled(source, flags).binary
+            [source, *flags, self._nvrtc.build], lambda: self._nvrtc.compile(source, flags).binary
         )
 
 
@@ -107,12 +107,9 @@ class Nvrtc:
 
     @property
     def build(self) -> str:
-        """Identifies this build of NVRTC, by the comment at the head of all its PTX.
-
-        The version does not: patches of a release share it.
-        """
+        """Identifies this build, unlike the version, by the comment at the head of all its PTX."""
         if not self._build:
-            lines = self.compiled("", ()).ptx.splitlines()
+            lines = self.compile("", ()).ptx.splitlines()
             comment = [line for line in lines if line.startswith("//")]
             self._build = "\n".join([self.version, *comment])
         return self._build
@@ -136,10 +133,9 @@ class Nvrtc:
             )
         return f"-arch=compute_{max(older)}"
 
-    def compiled(self, source: str, flags: Sequence[str]) -> Compiled:
-        """Compiles CUDA C++ without includes. CompileError: NVRTC rejected it.
-
-        With -arch=sm_ the binary is machine code, else PTX.
+    def compile(self, source: str, flags: Sequence[str]) -> Compiled:
+        """Compiles CUDA C++ without includes, with -arch=sm_ to machine code; or raises
+        CompileError.
         """
         nvrtc = self._nvrtc
         program = nvrtc.createProgram(source, "kernel.cu", [], [])

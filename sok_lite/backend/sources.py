@@ -44,7 +44,7 @@ def runtime_files() -> list[Path]:
     return sorted(kernel_folder().glob("*.cpp"))
 
 
-def inlined(path: Path) -> str:
+def inline_includes(path: Path) -> str:
     """Returns a source with each include expanded in place once.
 
     NVRTC gets no include path, so a kernel compiles the same on every machine. System includes

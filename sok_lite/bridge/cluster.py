@@ -25,10 +25,10 @@ def refuse_clusters() -> None:
         if server is not None:
             jobs = server.cluster.job
             _refuse(f"/job:{job.name}/task:{task}" for job in jobs for task in job.tasks)
-    hooks.around(tf.compat.v1.Session, "run", _running)
+    hooks.around(tf.compat.v1.Session, "run", _check_session)
 
 
-def _running(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _check_session(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     # A session without a target is in this process.
     if self.sess_str and self not in _looked:
         devices = " ".join(device.name for device in self.list_devices())

@@ -90,7 +90,7 @@ class CollectiveOrder:
         """
         with self._changed:
             if self._is_closed:
-                raise _ended()
+                raise _exit_error()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="sok_lite-collectives", daemon=True
@@ -104,7 +104,7 @@ class CollectiveOrder:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._fail_all(_ended())
+        self._fail_all(_exit_error())
 
     def _work(self) -> None:
         """Makes calls until closed."""
@@ -125,7 +125,7 @@ class CollectiveOrder:
                 return
             oldest = self._submitted[0].call
         try:
-            _, run, running = self._take(self._chosen(oldest))
+            _, run, running = self._take(self._broadcast_next(oldest))
         except BaseException as error:  # nothing submitted can be made any more
             self._fail_all(error)
             return
@@ -137,7 +137,7 @@ class CollectiveOrder:
         else:
             running.end()
 
-    def _chosen(self, oldest: int) -> int:
+    def _broadcast_next(self, oldest: int) -> int:
         """Returns rank 0's oldest call; on rank 0 that is `oldest`."""
         return int(self._comm.broadcast(np.array([oldest], np.int64), 0)[0])
 
@@ -154,7 +154,7 @@ class CollectiveOrder:
             if not is_there:
                 _refuse_to_wait(self._comm.rank)
             if self._is_closed:
-                raise _ended()
+                raise _exit_error()
             return self._submitted.pop(places()[0])
 
     def _fail_all(self, error: BaseException) -> None:
@@ -172,7 +172,7 @@ def _refuse_to_wait(rank: int) -> NoReturn:
     )
 
 
-def _ended() -> RuntimeError:
+def _exit_error() -> RuntimeError:
     return RuntimeError("The process ends, and other ranks' calls are not waited for any more.")
 
 

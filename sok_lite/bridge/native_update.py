@@ -71,14 +71,14 @@ def _plan_of(update: UpdateByRule) -> UpdatePlan | None:
         update.taken,
         rule.number,
         update.settings,
-        _counting(update),
+        _counter_indices(update),
         update.undecayed.native.values,
         rule.values,
         tuple(_part_of(update, i, its) for i, its in enumerate(states)),
     )
 
 
-def _counting(update: UpdateByRule) -> tuple[int, int]:
+def _counter_indices(update: UpdateByRule) -> tuple[int, int]:
     """Returns the position of the step counter among the settings, and among the rule's fields."""
     counter = update.decayed.counter
     if counter is None:

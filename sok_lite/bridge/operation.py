@@ -413,13 +413,13 @@ class EagerOperation:
         except Exception as failure:
             error = raised.pop(call.number, failure)
         finally:
-            call.run = _nothing
+            call.run = _raise_ended
             self._free.append((call, number))
         if error is not None:
             try:
                 raise error  # outside of the handler, so that TensorFlow's error is not its context
             finally:
-                del error  # outside of the handler: TensorFlow's error is not its context
+                del error  # its traceback refers to this frame, and so to TensorFlow's memory
         return made if made is None else [*made.outputs, *made.told]
 
     def _new_call(self) -> tuple[Call, tf.Tensor]:
@@ -432,7 +432,7 @@ class EagerOperation:
             return call, tf.constant(call.number, tf.int64)
 
 
-def _nothing(frame: Frame) -> None:
+def _raise_ended(frame: Frame) -> None:
     raise ValueError("This operation was made by an eager call that has ended.")
 
 

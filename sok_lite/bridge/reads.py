@@ -28,7 +28,8 @@ def read(
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Returns the rows of keys; a key without a row returns its initial value.
 
-    keys.shape + [dimension] of the rows' dtype; with `with_exists` also which keys have a row.
+    keys.shape + [dimension] of the rows' dtype; `with_exists` adds a bool of the keys' shape,
+    whether each key has a row.
     """
     dim, dtype = variable.dimension, variable.dtype
 

@@ -38,7 +38,7 @@ def row_gradient(
 
     `distinct`: no key repeats; `are_distinct` then returns True.
 
-    An IndexedSlices of shape [-1, dim], because its indices are keys: it has no dense form
+    Returns an IndexedSlices of shape [-1, dim], because its indices are keys: it has no dense form
     (`refuse_dense`). In a graph its static lengths are unknown and its shape is int32, to match the
     empty gradient that TensorFlow makes for a branch without a lookup.
     """

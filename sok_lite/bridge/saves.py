@@ -33,8 +33,8 @@ ON_ERROR = ("warn", "raise")
 class Saves:
     """Schedules saves of a training run and ends it on SIGTERM; arguments as in `Autosave`.
 
-    Every rank must call all methods except `open`, `close` and `has_failed`. `ends`: the job ends
-    after this save; `is_open`: between `open` and `close`.
+    Every rank must call its methods. `ends`: the job ends after this save; `is_open`: between
+    `open` and `close`.
     """
 
     def __init__(

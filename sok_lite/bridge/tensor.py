@@ -228,7 +228,7 @@ def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
 def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
     """Allocates a C-contiguous result that `to_tensor` can pass to TensorFlow without a copy.
 
-    Not initialised; bfloat16 becomes uint16. Raises MemoryError, and ValueError if TensorFlow uses
+    Not initialized; bfloat16 becomes uint16. Raises MemoryError, and ValueError if TensorFlow uses
     another GPU than the backend.
     """
     storage = _storage_dtype(dtype)

@@ -43,8 +43,7 @@ class Texts:
         """Returns the keys of texts of any shape, int64.
 
         `remember`: they may become keys of the table, which can then return them. Raises ValueError
-        if
-        a text has the fingerprint of another one; nothing has changed then.
+        if a text has the fingerprint of another one; nothing has changed then.
         """
         keys = hash_tensor(texts)
         if not remember:

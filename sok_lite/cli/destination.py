@@ -15,7 +15,7 @@ from sok_lite.engine.files.store import Store, is_in_store, make_folder, stores_
 
 @contextlib.contextmanager
 def checkpoint_at(path: str, module: ModuleType, is_forced: bool, *read: str) -> Iterator[str]:
-    """Yields a folder to write a checkpoint of ours to, moved or uploaded to `path` at the end.
+    """Yields a folder for a new checkpoint, which moves or uploads to `path` at the end.
 
     Arguments and errors as for `check_destination`; `path` may be an address. OSError: the store
     cannot be reached.

@@ -139,9 +139,8 @@ def cast_rows(rows: np.ndarray, stored: str, dtype: str) -> np.ndarray:
 
 
 def recast(source: Source, dtype: str | None, key_type: str | None) -> Source:
-    """Returns a source with its rows and keys cast; None keeps a type.
-
-    ValueError: unknown types; when reading, keys that do not fit.
+    """Casts a source's rows and keys, unless None. ValueError: unknown types, or keys that do not
+    fit.
     """
     if dtype in (None, source.dtype) and key_type in (None, source.key_type):
         return source

@@ -41,9 +41,8 @@ _STATUS = """exit status:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, by default of this process's command line, and returns its exit status.
-
-    SystemExit: with 2, or 0 for --help and --version.
+    """Runs a command line, by default this process's; returns its exit status, or raises
+    SystemExit.
     """
     args = _parser().parse_args(arguments)
     try:

@@ -64,7 +64,7 @@ def named_source(
     Raises:
       ValueError: columns are missing or do not match. WrongUse: an invalid option.
     """
-    said = _said(about, path)
+    said = _parse_about(about, path)
     places = {name: name for name in ("keys", "values", *NUMBERS) if name in found}
     for ours, theirs in names.items():
         if theirs in found:
@@ -151,7 +151,6 @@ def reader(
 
     Args:
       opened: returns the columns of a file by name, and the text about its table or None.
-      check: called first; raises ImportError if a package is missing.
     """
 
     def sources(
@@ -182,7 +181,7 @@ def _pairs(text: str) -> dict[str, str]:
     return pairs
 
 
-def _said(text: Any, path: str) -> dict[str, Any]:
+def _parse_about(text: Any, path: str) -> dict[str, Any]:
     """Parses the text about a table."""
     if text is None:
         return {}
@@ -262,7 +261,7 @@ def shape_of(source: Source, column: Column) -> tuple[int, ...]:
     return (source.num_keys,) if column.dim is None else (source.num_keys, column.dim)
 
 
-def regrouped(pieces: Iterable[np.ndarray], num_rows: int) -> Iterator[np.ndarray]:
+def regroup(pieces: Iterable[np.ndarray], num_rows: int) -> Iterator[np.ndarray]:
     """Yields rows in pieces of `num_rows`, the last of which may be shorter."""
     waiting: list[np.ndarray] = []
     count = 0
@@ -279,10 +278,7 @@ def regrouped(pieces: Iterable[np.ndarray], num_rows: int) -> Iterator[np.ndarra
 
 
 def package(module: str, what: str, install: str) -> Any:
-    """Imports a `module` such as "pyarrow.parquet", which `what` needs and pip can `install`.
-
-    ImportError: it cannot be imported.
-    """
+    """Imports a `module` that `what` needs and pip can `install`, or raises ImportError."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -71,16 +71,16 @@ def of_table(option: str | None, table: str, default: Any, relatives: Sequence[s
       default: if the option has no value for it.
       relatives: other tables, whose value an unnamed table takes.
     """
-    by_name, values = _parted(option)
+    by_name, values = _split_values(option)
     for name in (table, *relatives):
         if name in by_name:
             return by_name[name]
     return values[-1] if values else default
 
 
-def _parted(option: str | None) -> tuple[dict[str, str], list[str]]:
+def _split_values(option: str | None) -> tuple[dict[str, str], list[str]]:
     """Splits an option into values by table, and values for all others."""
-    each = [part.rpartition("=") for part in listed(option)]
+    each = [part.rpartition("=") for part in split_list(option)]
     by_name = {name: value for name, equals, value in each if equals}
     return by_name, [value for _, equals, value in each if not equals]
 
@@ -95,12 +95,12 @@ def dim_of_table(option: str | None, table: str, relatives: Sequence[str]) -> in
     return int(value)
 
 
-def listed(option: str | None) -> list[str]:
+def split_list(option: str | None) -> list[str]:
     """Splits a text at commas; [] for None."""
     return [] if option is None else option.split(",")
 
 
-def chosen(
+def choose_tables(
     found: Iterable[str], tables: str | None, path: str, options: Sequence[str | None]
 ) -> list[str]:
     """Returns the tables that an option names; None: all that were found at `path`.
@@ -108,10 +108,10 @@ def chosen(
     Other `options` may name tables too. ValueError: there is no such table.
     """
     known = list(found)
-    named = [name for option in options for name in _parted(option)[0]]
-    for name in (*listed(tables), *named):
+    named = [name for option in options for name in _split_values(option)[0]]
+    for name in (*split_list(tables), *named):
         if name not in known:
             raise ValueError(
                 f"{path} has no table {name!r}. It has: {', '.join(map(repr, sorted(known)))}."
             )
-    return known if tables is None else listed(tables)
+    return known if tables is None else split_list(tables)

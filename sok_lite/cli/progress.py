@@ -25,7 +25,7 @@ def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
 
 
 @contextlib.contextmanager
-def watched(
+def with_progress(
     sources: Sequence[Source], what: str, is_wanted: bool, only: Collection[str] | None = None
 ) -> Iterator[list[Source]]:
     """Yields sources that show a bar while the columns `only` are read, by default no keys."""
@@ -36,7 +36,7 @@ def watched(
         if (column.name != "keys" if only is None else column.name in only)
     )
     with progress_bar(what, total, is_wanted) as add:
-        yield [_Watched(source, add) for source in sources]
+        yield [_Counted(source, add) for source in sources]
 
 
 def show_written(path: str, sources: Sequence[Source], is_wanted: bool) -> None:
@@ -47,7 +47,7 @@ def show_written(path: str, sources: Sequence[Source], is_wanted: bool) -> None:
         print(f"{path}: {counts}", file=sys.stderr)
 
 
-class _Watched(Wrapped):
+class _Counted(Wrapped):
     """Counts the bytes read of a source. Keys, which are read repeatedly, do not count."""
 
     def __init__(self, source: Source, add: Add) -> None:

@@ -57,7 +57,7 @@ KERAS_EXTRA = "sok_lite.keras"
 
 
 def own_extra(path: str, to: str) -> dict[str, Any]:
-    """Returns what the caller of the dump added to a checkpoint of ours, for a new one at `to`.
+    """Returns what the caller of the dump added to our checkpoint, for a new one at `to`.
 
     Only in the same place are there the files of dense weights that it names.
     """

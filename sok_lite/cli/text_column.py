@@ -12,10 +12,7 @@ from sok_lite.engine.files.source import Source
 
 
 def texts_beside(source: Source) -> Iterator[list[bytes | None]] | None:
-    """Yields keys' strings in the pieces of `source.read`, None for an unknown one.
-
-    Returns None if the table keeps no strings.
-    """
+    """Yields strings (or None) in the pieces of `source.read`; returns None if none are kept."""
     texts = source.texts()
     if not texts:
         return None

@@ -22,9 +22,8 @@ class ElasticCommunicator(Communicator):
         super().__init__(self._inner.rank, self._inner.size, self._inner.local_rank)
 
     def reconnect(self) -> None:
-        """Connects the present ranks. Every rank must call it.
-
-        CommunicatorError: a rank has died meanwhile.
+        """Connects the present ranks, all of which must call it. CommunicatorError: a rank has
+        died.
         """
         self._inner.disconnect()
         self._inner = inner = self._connect()
@@ -50,13 +49,13 @@ class ElasticCommunicator(Communicator):
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         inner = self._inner
-        return self._of_inner(lambda: inner._alone(inner._alltoallv, call, rows, send_splits))
+        return self._run_inner(lambda: inner._alone(inner._alltoallv, call, rows, send_splits))
 
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         inner = self._inner
-        return self._of_inner(lambda: inner._alone(inner._allgatherv, call, rows))
+        return self._run_inner(lambda: inner._alone(inner._allgatherv, call, rows))
 
-    def _of_inner(self, collective: Callable[[], Gathered]) -> Gathered:
+    def _run_inner(self, collective: Callable[[], Gathered]) -> Gathered:
         self._inner.turn = self.turn  # a transport runs collectives of its own
         try:
             return collective()

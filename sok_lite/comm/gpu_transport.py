@@ -36,8 +36,8 @@ class Check(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers of keys, (size, num_tables) int64 on the host: `sent` to and `received` from each
-    rank.
+    """Numbers of keys `sent` to and `received` from each rank, (size, num_tables) int64 on the
+    host.
     """
 
     sent: np.ndarray
@@ -65,28 +65,23 @@ class GpuTransport(ABC):
 
     @abstractmethod
     def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
-        """Sends a message, (n, 2) int64 of the backend; returns when all has arrived.
-
-        It must raise if a rank dies meanwhile.
-        """
+        """Sends a message, (n, 2) int64; returns when all has arrived, raises if a rank dies."""
 
     def counts(
         self, call: str, offsets: Array, num_tables: int, tag: int, check: Check | None
     ) -> Counts:
         """Tells each rank how many keys it will get. Every rank must call it, or `refuse`.
 
-        The host waits once.
+        The tag must be equal on all ranks. The host waits once. Raises whatever the check raises;
+        other ranks get a CommunicatorError with the reason.
 
         Args:
-          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
           offsets: (size * num_tables + 1,) int64, the first key of each rank and table.
-          num_tables, tag: equal on all ranks.
           check: of this rank's keys; None: no check.
 
         Raises:
           CommunicatorError: another rank called `refuse`, or this with another tag or number of
             tables; or a rank has died.
-          Exception: whatever the check raises; on other ranks a CommunicatorError with the reason.
         """
         self._check_arrays(offsets)
         size, told = self._comm.size, [offsets] if check is None else [offsets, check.count]
@@ -126,10 +121,7 @@ class GpuTransport(ABC):
         )
 
     def refuse(self, call: str, reason: str) -> None:
-        """Replaces `counts` on a rank that has no keys.
-
-        CommunicatorError: with the reason, on all ranks.
-        """
+        """Replaces `counts` on a rank without keys: all ranks raise CommunicatorError."""
         self._exchange(call, np.tile(np.array([0, 0, 1], np.int64), (self._comm.size, 1)))
         self._raise_reasons(call, reason)
 
@@ -150,10 +142,7 @@ class GpuTransport(ABC):
                 )
 
     def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
-        """Shares why this rank has no keys, if so, and raises the reason of the first rank.
-
-        Every rank must call it.
-        """
+        """Shares this rank's reason, if any; raises the first one. Every rank must call it."""
         text = (mine or "").encode()[:LONGEST_REASON_BYTES]
         rows = np.frombuffer(text, np.uint8).reshape(-1, 1)
         gathered = self._comm.allgatherv(rows, f"why not {call}")
@@ -184,10 +173,7 @@ class TransportKind(NamedTuple):
 
 
 def checked_transport(transport: str | None) -> str:
-    """Returns the name of the requested transport, the argument or SOK_LITE_GPU_TRANSPORT.
-
-    ValueError: there is no such transport.
-    """
+    """Returns the requested transport, or SOK_LITE_GPU_TRANSPORT. ValueError: unknown."""
     source = "gpu_transport"
     if transport is None:
         source, transport = TRANSPORT_VARIABLE, os.environ.get(TRANSPORT_VARIABLE, "").strip()
@@ -207,14 +193,9 @@ def choose_transport(
     transport: str,
     kinds: Mapping[str, TransportKind],
 ) -> str:
-    """Sets the transport of a communicator of several ranks. Every rank must call it.
+    """Sets and describes the transport of a communicator of several ranks. Every rank must call it.
 
-    Args:
-      transport: of `TRANSPORTS`, equal on all ranks. "auto" is the first of `kinds` that all ranks
-        can use, each with its own GPU, else the host.
-
-    Returns:
-      A description of the transport, for people.
+    "auto" is the first of `kinds` that all ranks can use, each with its own GPU, else the host.
 
     Raises:
       ValueError: ranks request different transports; on all ranks.

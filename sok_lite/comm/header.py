@@ -45,7 +45,7 @@ class Notes:
     Attributes:
       mine: of this rank, except `ENDS`.
       ends: whether this rank has `ENDS`; separate, because a signal may set it at any time.
-      of_all: those of any rank in the last collective.
+      of_all: of any rank, in the last collective.
     """
 
     def __init__(self) -> None:

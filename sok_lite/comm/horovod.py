@@ -186,10 +186,7 @@ class HorovodCommunicator(Communicator):
             ) from error
 
     def _who_differs(self, header: Header, error: Exception) -> str:
-        """Returns which rank is in which call, after Horovod reported a mismatch.
-
-        Horovod reports it to all ranks, so all of them call this.
-        """
+        """Returns which rank is in which call; all ranks ask, because Horovod reports to all."""
         if "Mismatched" not in str(error):
             return ""
         mine = np.frombuffer(header.pack([0])[0] * self.size, np.uint8).reshape(self.size, -1)

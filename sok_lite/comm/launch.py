@@ -66,12 +66,8 @@ def make_communicator(tool: str = "horovod") -> Communicator:
     "single" is obeyed, with a warning, even if a launcher started several ranks (subprocesses of a
     rank inherit its variables): such ranks share no table.
 
-    Args:
-      tool: "horovod", "mpi" or "single".
-
-    Raises:
-      ValueError: unknown tool, or SOK_LITE_COMM_LOCAL is neither 0 nor 1.
-      CommunicatorError: several ranks were launched and the tool cannot connect them.
+    ValueError: unknown tool, or SOK_LITE_COMM_LOCAL is neither 0 nor 1. CommunicatorError: several
+    ranks were launched and the tool cannot connect them.
     """
     if tool not in TOOLS:
         raise ValueError(

@@ -122,20 +122,14 @@ class Mailboxes:
                 os.close(file)
 
     def receive(self, peer: int) -> Signal:
-        """Waits for a rank's signal, and remaps its outbox if that has grown.
-
-        LinkError: the rank is gone.
-        """
+        """Waits for a rank's signal, and remaps a grown outbox. LinkError: the rank is gone."""
         signal = self._receive(peer)
         if signal is None:
             raise LinkError(peer, "it closed its connection")
         return signal
 
     def look(self, turn: int, peer: int) -> Signal | None:
-        """Returns a rank's signal of this turn, or None if it has not arrived.
-
-        LinkError: the rank is gone, or this one has closed its links.
-        """
+        """Returns a rank's signal of this turn, or None so far. LinkError: the link is closed."""
         if peer not in self._early:
             link = self.links[peer]
             if link.fileno() < 0:
@@ -185,10 +179,7 @@ class LastWords:
     """The reasons of ranks that closed their links, in memory that outlives their processes."""
 
     def __init__(self, peers: dict[int, socket.socket]) -> None:
-        """Shares this rank's memory with the others and maps theirs. Every rank must call it.
-
-        OSError: a rank is gone, or has shared none.
-        """
+        """Shares memory between all ranks, which must call it. OSError: a rank is gone."""
         self._mine, file = _shared_memory(_LAST_WORDS_BYTES)
         try:
             for link in peers.values():
@@ -234,10 +225,7 @@ class Outbox:
         self.memory = np.empty(0, np.uint8)
 
     def reserve(self, num_bytes: int) -> int | None:
-        """Grows if necessary; returns a file of new memory, which the others must map, or None.
-
-        The caller closes the file.
-        """
+        """Grows if needed; returns a file for others to map, which the caller closes, or None."""
         if num_bytes <= len(self.memory):
             return None
         size = max(_SMALLEST_BOX_BYTES, 1 << (num_bytes - 1).bit_length())
@@ -382,7 +370,7 @@ class LocalCommunicator(Communicator):
 
 
 class HostsCommunicator(Communicator):
-    """Ranks of which some share a machine, introduced by another communicator."""
+    """Ranks that partly share machines, introduced by another communicator."""
 
     def __init__(self, base: Communicator, links: dict[int, socket.socket]) -> None:
         """Takes a connected socket for each other rank of this machine."""
@@ -485,10 +473,7 @@ class HostsCommunicator(Communicator):
 
 
 def is_wanted() -> bool:
-    """Whether ranks on one machine may exchange through shared memory.
-
-    ValueError: SOK_LITE_COMM_LOCAL is neither 0 nor 1.
-    """
+    """Whether local ranks may share memory. ValueError: SOK_LITE_COMM_LOCAL is neither 0 nor 1."""
     switch = os.environ.get(SWITCH_VARIABLE, "").strip()
     if switch not in ("", "0", "1"):
         raise ValueError(

@@ -77,9 +77,10 @@ class Communicator(ABC):
     the `gpu_transport`, or through the host (`Backend.to_host`). A returned array belongs to the
     caller, except that with a single rank it may be the argument itself.
 
-    Invalid arguments raise ValueError or TypeError before anything is sent. A dead or disagreeing
-    rank raises CommunicatorError. So does every call after one that broke off inside (by a
-    KeyboardInterrupt or a failed allocation), and every call in a forked child.
+    The argument `call` names a call in a few ASCII words, equal on all ranks: ranks in different
+    calls all raise. Invalid arguments raise ValueError or TypeError before anything is sent. A dead
+    or disagreeing rank raises CommunicatorError. So does every call after one that broke off inside
+    (by a KeyboardInterrupt or a failed allocation), and every call in a forked child.
 
     Attributes:
       rank: number of this process, 0 to size - 1.
@@ -122,16 +123,6 @@ class Communicator(ABC):
           send_splits: (size,) integers, number of rows for each rank; they sum to n.
           recv_splits: (size,) int32, number of rows to receive from each rank, if known (as by a
             route).
-          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
-
-        Returns:
-          Gathered(rows (m, ...), recv_splits (size,) int32): what the others sent to this rank.
-
-        Raises:
-          ValueError: rows is a scalar, or send_splits has a length other than size, is negative or
-            does not sum to n.
-          TypeError: a dtype that cannot be sent, or splits that are not integers.
-          CommunicatorError: a rank has died, or ranks disagree.
         """
         array = _checked_rows(rows, "alltoallv")
         splits = _checked_splits(send_splits, self.size, "send_splits")
@@ -153,19 +144,7 @@ class Communicator(ABC):
         return received.like(array)
 
     def allgatherv(self, rows: Any, call: str = "allgatherv") -> Gathered:
-        """Gathers the rows of all ranks on all ranks. Every rank must call it.
-
-        Args:
-          rows: (n, ...); n may differ between ranks.
-          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
-
-        Returns:
-          Gathered(rows (m, ...), recv_splits (size,) int32): the rows of all ranks in rank order.
-
-        Raises:
-          ValueError: rows is a scalar (give `x[None]`). TypeError: a dtype that cannot be sent.
-          CommunicatorError: a rank has died, or ranks disagree.
-        """
+        """Gathers the rows (n, ...) of all ranks, any n, on all ranks. Every rank must call it."""
         array = _checked_rows(rows, "allgatherv")
         _trace(self.rank, "allgatherv", array)
         return self._together(self._allgatherv, call, _flat(array)).like(array)
@@ -174,19 +153,11 @@ class Communicator(ABC):
         """Reduces arrays of one shape elementwise over ranks. Every rank must call it.
 
         Ranks are added in order, so the result is deterministic and equal on all ranks. Integer
-        sums wrap around; float16 is summed in float16.
+        sums wrap around; float16 is summed in float16; booleans have no sum. A Python number is a
+        0-d array.
 
         Args:
-          x: any shape, equal on all ranks; a Python number is a 0-d array.
           op: "sum", "max" or "min".
-          call: its purpose in a few words, for the error if ranks make different calls.
-
-        Returns:
-          An array of the shape and dtype of x.
-
-        Raises:
-          ValueError: unknown op, or a sum of booleans. TypeError: a dtype that cannot be sent.
-          CommunicatorError: a rank has died, or ranks disagree.
         """
         array = _checked_operand(x, op)
         _trace(self.rank, f"allreduce {op}", array)
@@ -197,18 +168,9 @@ class Communicator(ABC):
         return self._together(self._allreduce, call, elements, op).reshape(array.shape)
 
     def broadcast(self, x: Any, root: int = 0) -> np.ndarray:
-        """Broadcasts the array of one rank to all ranks. Every rank must call it.
+        """Broadcasts the array of rank `root` to all ranks. Every rank must call it.
 
-        Args:
-          x: shape and dtype equal on all ranks; only the content of root's is used.
-          root: the sending rank, equal on all ranks.
-
-        Returns:
-          An array of the shape and dtype of x.
-
-        Raises:
-          ValueError: root is no rank. TypeError: a dtype that cannot be sent.
-          CommunicatorError: a rank has died, or ranks disagree.
+        Shape, dtype and root must be equal on all ranks.
         """
         if not 0 <= root < self.size:
             raise ValueError(f"`root` must be a rank, 0 to {self.size - 1}. Received: root={root}.")
@@ -222,11 +184,7 @@ class Communicator(ABC):
         return received.rows.reshape(array.shape)
 
     def barrier(self, call: str = "barrier") -> None:
-        """Returns when every rank has called it. Every rank must call it.
-
-        Args:
-          call: name of the call, ASCII, equal on all ranks; otherwise all raise.
-        """
+        """Returns when every rank has called it. Every rank must call it."""
         _trace(self.rank, call, None)
         self._together(self._barrier, call)
 
@@ -341,12 +299,12 @@ class Communicator(ABC):
                     f"`allreduce` got {len(stacked)} arrays for {self.size} ranks: their shapes "
                     "differ."
                 )
-            return _reduced(stacked, op)
+            return _reduce(stacked, op)
         # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
         splits = np.full(self.size, elements.size // self.size, np.int32)
         splits[: elements.size % self.size] += 1
         received = self._alltoallv(call, elements.reshape(-1, 1), splits).rows
-        part = _reduced(received.reshape(self.size, -1), op)
+        part = _reduce(received.reshape(self.size, -1), op)
         return self._allgatherv(call, part.reshape(-1, 1)).rows.reshape(-1)
 
     def __repr__(self) -> str:
@@ -424,7 +382,7 @@ def _flat(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows).reshape(num_rows, int(np.prod(rows.shape[1:])))
 
 
-def _reduced(stacked: np.ndarray, op: str) -> np.ndarray:
+def _reduce(stacked: np.ndarray, op: str) -> np.ndarray:
     """Reduces (size, k) to (k,) in rank order, for deterministic floats."""
     result: np.ndarray = stacked[0].copy()
     for other in stacked[1:]:

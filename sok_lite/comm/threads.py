@@ -110,10 +110,10 @@ class ThreadsCommunicator(Communicator):
         # A copy: the sender may overwrite its rows before the last receiver has read them.
         mine = [part.copy() for part in split(rows, send_splits)]
         everyone = self._meet(f"{call} {rows.dtype}(n, {rows.shape[1]})", mine)
-        return _gathered([parts[self.rank] for parts in everyone])
+        return _gather([parts[self.rank] for parts in everyone])
 
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
-        return _gathered(self._meet(f"{call} {rows.dtype}(n, {rows.shape[1]})", rows.copy()))
+        return _gather(self._meet(f"{call} {rows.dtype}(n, {rows.shape[1]})", rows.copy()))
 
     def _barrier(self, call: str) -> None:
         self._meet(call, None)
@@ -177,5 +177,5 @@ def run_ranks(size: int, fn: Callable[[Communicator], T], timeout: float = 60.0)
     return [results[rank] for rank in range(size)]
 
 
-def _gathered(parts: list[np.ndarray]) -> Gathered:
+def _gather(parts: list[np.ndarray]) -> Gathered:
     return Gathered(np.concatenate(parts), np.array([len(part) for part in parts], np.int32))

@@ -50,14 +50,11 @@ def checked_dtypes(key_dtype: Any, value_dtype: Any) -> tuple[tf.DType, tf.DType
 
 
 def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
-    """Returns keys of any shape as a tensor of the dtype.
-
-    DtypeError: a tensor of another dtype, or values that are not such keys.
-    """
+    """Returns keys of any shape as a tensor of the dtype, or raises DtypeError."""
     if isinstance(keys, tf.Variable):
         keys = keys.read_value()
     if not tf.is_tensor(keys):
-        keys = _texts_of(keys) if dtype == tf.string else _integers_of(keys, dtype, name)
+        keys = _convert_texts(keys) if dtype == tf.string else _convert_integers(keys, dtype, name)
     if getattr(keys, "dtype", None) != dtype or not isinstance(keys, tf.Tensor):
         received = getattr(getattr(keys, "dtype", None), "name", type(keys).__name__)
         if isinstance(keys, np.ndarray) and keys.dtype.kind in "SU":
@@ -86,13 +83,13 @@ def _advice(received: Any, dtype: tf.DType) -> str:
     return "Cast them first if they really are keys."
 
 
-def _texts_of(keys: Any) -> Any:
+def _convert_texts(keys: Any) -> Any:
     """Converts strings to a tensor; returns an array of anything else."""
     texts = tensor_of_texts(keys)
     return np.asarray(keys) if texts is None else texts
 
 
-def _integers_of(keys: Any, dtype: tf.DType, name: str) -> Any:
+def _convert_integers(keys: Any, dtype: tf.DType, name: str) -> Any:
     """Converts integers to a tensor of the dtype; returns an array of anything else."""
     what = f"Keys of {name!r}"
     try:

@@ -18,7 +18,7 @@ from sok_lite.dynamic_embedding.arguments import checked_dtypes
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
-from sok_lite.dynamic_embedding.variable import Variable, listed, of_graph
+from sok_lite.dynamic_embedding.variable import Variable, device_names, find_in_graph
 
 # Facts on which an existing variable must agree with a request.
 _COMPARED = ("key_dtype", "value_dtype", "dim", "devices")
@@ -42,10 +42,7 @@ _users: weakref.WeakKeyDictionary[Variable, _Users] = weakref.WeakKeyDictionary(
 
 
 class _Session(threading.local):
-    """The variables of a thread by name in eager mode.
-
-    They are dropped with the thread's default graph, which `clear_session` replaces.
-    """
+    """A thread's eager variables by name, for its default graph, which `clear_session` replaces."""
 
     graph: "weakref.ref[tf.Graph] | None" = None  # None: the thread asked for no variable yet
     names: dict[str, Variable]
@@ -105,9 +102,8 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
     """Returns the variable of a Keras layer: layers of one name in a session share it.
 
     A thread begins its own session with its first layer. Layers made from a config, as by
-    `load_model`, share exactly what was shared when saved. ValueError: the variable exists with
-    another dtype, dim or number of shards. NotImplementedError: `clone_model` makes the layer, and
-    would copy no row.
+    `load_model`, share exactly what was shared when saved. Errors as for `get_variable`.
+    NotImplementedError: `clone_model` makes the layer, and would copy no row.
     """
     guard.tell(share_in_copies)
     guard.refuse_clone()
@@ -150,7 +146,7 @@ def _by_name(name: str, arguments: dict[str, Any], joins: bool) -> Variable:
     is_eager = tf.executing_eagerly() or tf.inside_function()
     with _naming:
         names = _names(joins) if is_eager else {}
-        found = names.get(full_name) if is_eager else of_graph(full_name)
+        found = names.get(full_name) if is_eager else find_in_graph(full_name)
         if found is not None:
             if not is_eager and scope.reuse is False:
                 raise ValueError(
@@ -182,7 +178,7 @@ def _check_agrees(found: Variable, arguments: dict[str, Any]) -> None:
     """Raises ValueError if a variable differs from what was asked for by its name."""
     keys, values, dim, devices = (arguments[each] for each in _COMPARED)
     has = (found.key_dtype.name, found.value_dtype.name, found.dim, found.shard_num)
-    wants = (*(each.name for each in checked_dtypes(keys, values)), dim, len(listed(devices)))
+    wants = (*(each.name for each in checked_dtypes(keys, values)), dim, len(device_names(devices)))
     if has != wants:
         raise ValueError(
             f"Variable {found.name!r} exists with (key_dtype, value_dtype, dim, shards) = {has}. "

@@ -21,7 +21,7 @@ _changing = threading.Lock()
 
 
 @contextmanager
-def opened(folder: str) -> Iterator[None]:
+def use_folder(folder: str) -> Iterator[None]:
     """A context that sets the folder of variable files for all threads of the process."""
     global _open
     entry = (object(), folder)
@@ -41,10 +41,7 @@ def current() -> str | None:
 
 
 def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_SAVED_KV") -> str:
-    """Returns the folder from the environment variable if set, else `dirpath`.
-
-    ValueError: it is empty, or a remote address.
-    """
+    """Returns the local folder of the environment variable, else `dirpath`, or ValueError."""
     named = os.environ.get(dirpath_env) if dirpath_env else None
     return local_path(named or dirpath, dirpath_env if named and dirpath_env else "dirpath")
 

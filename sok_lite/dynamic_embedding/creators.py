@@ -49,11 +49,7 @@ class KVCreator:
         raise NotImplementedError("A KVCreator of one's own defines create().")
 
     def get_config(self) -> dict[str, Any]:
-        """Returns a description of the creator.
-
-        Raises:
-          RuntimeError: in a TF1 graph.
-        """
+        """Returns a description of the creator. RuntimeError: in a TF1 graph."""
         if not tf.executing_eagerly():
             raise RuntimeError("get_config() of a creator is for eager mode.")
         return {"config": self.config, "saver": self.saver}
@@ -105,10 +101,7 @@ class CuckooHashTableCreator(_OwnCreator):
 
 @dataclass(eq=False, repr=False)
 class HkvHashTableConfig:
-    """Settings of a `HkvHashTable`, named like its arguments.
-
-    Attributes: the arguments.
-    """
+    """Settings of a `HkvHashTable`, named like its arguments."""
 
     init_capacity: int = 0
     max_capacity: int = MAX_CAPACITY

@@ -18,7 +18,7 @@ from sok_lite.bridge import table_exports, writes
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import directory
-from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
+from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partition_keys
 from sok_lite.engine.files.key_value_files import (
     BUFFER_SIZE,
     Layout,
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     def owners(self, keys: Any, number: int) -> np.ndarray:
         """Returns the shard or process of each key (n,), out of `number`."""
         keys = tf.convert_to_tensor(keys, self.rows.key_dtype)
-        return np.asarray(partitioned(self.partitioner, keys, number))
+        return np.asarray(partition_keys(self.partitioner, keys, number))
 
     def tensor(self, rows: np.ndarray) -> tf.Tensor:
         """Converts rows from a file to a tensor."""
@@ -59,10 +59,7 @@ def rows_of(holder: Any) -> Any:
 
 
 def source_of(holder: Any) -> Source:
-    """Returns the `Source` of a `Variable` or a `HashTable`.
-
-    ValueError: files cannot hold such keys or rows.
-    """
+    """Returns the `Source` of a holder. ValueError: files cannot hold such keys or rows."""
     rows = rows_of(holder)
     layout = make_layout(
         rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension
@@ -82,11 +79,7 @@ def save(
     buffer_size: int,
     only: int | None = None,
 ) -> Any:
-    """Writes the shards of this process to files of keys and rows.
-
-    Args:
-      only: number of a single shard; None: all.
-    """
+    """Writes this process's shards, or only one, to files of keys and rows."""
     source = source_of(holder)
     _check_ranks(source, size)
     numbers = range(source.num_shards) if only is None else [only]
@@ -130,11 +123,7 @@ def load(
     buffer_size: int,
     only: int | None = None,
 ) -> Any:
-    """Replaces the content by this process's files; optimizer states start fresh.
-
-    Args:
-      only: number of a single shard to load; None: all.
-    """
+    """Loads this process's files, all or only a shard; optimizer states start fresh."""
     ShardPlace(rank=rank, size=size).base("")  # checks the rank
     _check_ranks(source_of(holder), size)
 
@@ -215,7 +204,7 @@ def _replace(
     part: tuple[int, int] | None = None,
     only: int | None = None,
 ) -> None:
-    """Replaces the content of a table by that of checked files.
+    """Replaces the content of a table by checked files.
 
     Args:
       part: (number of processes or shards, this one): only its keys; None: all.
@@ -333,7 +322,7 @@ def load_table(
     buffer_size: int = BUFFER_SIZE,
     name: str | None = None,
 ) -> Any:
-    """Replaces the content of a table by that of files, or of a shard by its keys in them.
+    """Loads files into a table, or into a shard its keys in them, replacing the content.
 
     Arguments as for `Variable.load_from_file_system`. Other shards stay as they are.
 

@@ -108,17 +108,14 @@ class HkvHashTable(HashTable):
         with tf.control_dependencies([] if done is None else [done]):
             return self._count_step()
 
-    def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
-        done = super()._accumulated(keys, exists, *values)
+    def _accumulate_rows(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
+        done = super()._accumulate_rows(keys, exists, *values)
         with tf.control_dependencies([] if done is None else [done]):
             after = self.after_update(tf.reshape(keys, [-1]))
         return done if after is None else after
 
     def after_update(self, keys: tf.Tensor) -> Any:
-        """Sets the scores of trained keys (n,), and counts a step of the epoch.
-
-        Returns the operation in a graph if there is something to do, else None.
-        """
+        """Sets scores of trained keys (n,), and counts a step; returns the operation, if any."""
         done = None
         if self._gen_scores is not None:
             done = table_ops.assign_scores(self, keys, self._gen_scores(self.original_keys(keys)))

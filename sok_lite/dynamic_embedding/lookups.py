@@ -63,7 +63,7 @@ def embedding_lookup(
       TypeError: `params` of another type, or `ids` of another dtype.
       NotImplementedError: `return_trainable` in a tf.function: use `get_trainable_by_name`.
     """
-    return _looked_up(params, ids, name, "embedding_lookup", max_norm, return_trainable)
+    return _look_up(params, ids, name, "embedding_lookup", max_norm, return_trainable)
 
 
 @unconverted_function
@@ -77,7 +77,7 @@ def embedding_lookup_unique(
     return_trainable: bool = False,
 ) -> Any:
     """Does the same as `embedding_lookup`, which deduplicates keys where that is cheapest."""
-    return _looked_up(params, ids, name, "embedding_lookup_unique", max_norm, return_trainable)
+    return _look_up(params, ids, name, "embedding_lookup_unique", max_norm, return_trainable)
 
 
 @unconverted_function
@@ -154,7 +154,7 @@ def safe_embedding_lookup_sparse(
     return (rows, _trainable_of(table)) if return_trainable else rows
 
 
-def _looked_up(
+def _look_up(
     params: Any,
     ids: Any,
     name: str | None,
@@ -217,13 +217,8 @@ class HvdVariable:
             )
 
     def lookup(self, ids: Any) -> Any:
-        """Returns the rows of keys, with a gradient of the shadow. Every rank must call it.
-
-        Args:
-          ids: a tensor of any shape, or a RaggedTensor, of the variable's key dtype.
-
-        Returns:
-          ids.shape + [embedding_size], ragged as `ids` are.
+        """Returns the rows of keys of any shape, dense or ragged, with a gradient of the shadow.
+        Every rank must call it.
 
         Raises:
           NotImplementedError: a SparseTensor. ValueError, also a TypeError: keys of another dtype.
@@ -304,7 +299,7 @@ def _table_of(
             "`name` must be given in eager mode: params.get_trainable_by_name(name) is what is "
             "trained. Received: None."
         )
-    return params.trainable_named(names)
+    return params.find_trainable(names)
 
 
 # ---- sparse matrices -----------------------------------------------------------------------------

@@ -1,12 +1,8 @@
-"""Whether lookups are for training or for inference."""
+"""Whether lookups are for training or for inference; read when they are called or traced."""
 
 
 class ModelMode:
-    """The mode of the process, and the names of both modes.
-
-    Attributes:
-      CURRENT_SETTING: the current mode.
-    """
+    """The mode of the process, `CURRENT_SETTING`, and the names of both modes."""
 
     TRAIN = "train"
     INFERENCE = "inference"
@@ -14,17 +10,15 @@ class ModelMode:
 
 
 def enable_train_mode() -> None:
-    """Makes lookups differentiable, which is the default.
-
-    A lookup uses the mode at its call: a tf.function keeps that of its tracing.
+    """Makes lookups differentiable, which is the default. A tf.function keeps the mode of its
+    tracing.
     """
     ModelMode.CURRENT_SETTING = ModelMode.TRAIN
 
 
 def enable_inference_mode() -> None:
-    """Makes lookups only read rows, without a gradient.
-
-    A lookup uses the mode at its call: a tf.function keeps that of its tracing.
+    """Makes lookups only read rows, without a gradient. A tf.function keeps the mode of its
+    tracing.
     """
     ModelMode.CURRENT_SETTING = ModelMode.INFERENCE
 

@@ -65,8 +65,6 @@ def get_slot(self: Any, var: Any, name: str) -> Any:
     """Returns a slot of a variable; for a trainable the state of its variable's rows.
 
     Args:
-      self: the optimizer.
-      var: a variable or trainable.
       name: of the slot, such as "m"; `get_slot_names` lists them.
 
     Returns:
@@ -83,13 +81,7 @@ def get_slot(self: Any, var: Any, name: str) -> Any:
 def _minimize(
     self: Any, loss: Any, var_list: Any = None, tape: tf.GradientTape | None = None
 ) -> Any:
-    """Minimizes a loss with an optimizer of Keras 3.
-
-    Args:
-      loss: a function without arguments, or a tensor recorded by `tape`.
-      var_list: variables and trainables, or a function that returns them.
-      tape: has recorded, or will record, the loss.
-    """
+    """Minimizes a loss (a function, or recorded by `tape`) with an optimizer of Keras 3."""
     pairs = gradients_of(self, KERAS3, loss, var_list, tape)
     check_any(pairs)
     return self.apply_gradients(pairs)

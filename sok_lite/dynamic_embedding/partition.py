@@ -29,7 +29,7 @@ def default_partition_fn(keys: tf.Tensor, shard_num: int) -> tf.Tensor:
     return tf.cast(tf.math.floormod(keys, tf.cast(shard_num, keys.dtype)), tf.int32)
 
 
-def partitioned(partitioner: Partitioner, keys: tf.Tensor, shard_num: int) -> tf.Tensor:
+def partition_keys(partitioner: Partitioner, keys: tf.Tensor, shard_num: int) -> tf.Tensor:
     """Returns the checked shard of each key (n,), int32.
 
     PartitionError: not an int32 tensor of the keys' shape, or a number out of range; in a graph
@@ -68,7 +68,7 @@ def owner_rule(partitioner: Partitioner, key_dtype: KeyDtype) -> OwnerRule:
     def owners(keys: Any, ranks: int) -> np.ndarray:
         on_host = keys.get() if hasattr(keys, "get") else keys
         with tf.device("CPU:0"):
-            return partitioned(partitioner, tf.constant(on_host), ranks).numpy()
+            return partition_keys(partitioner, tf.constant(on_host), ranks).numpy()
 
     name = getattr(partitioner, "__qualname__", type(partitioner).__qualname__)
     return AlsoLocal(FunctionOfKeys(f"{getattr(partitioner, '__module__', '')}.{name}", owners))

@@ -14,10 +14,7 @@ def embedding_lookup_sparse(
     name: str | None = "embedding_lookup_sparse",
     combiner: str | None = "mean",
 ) -> Any:
-    """Returns the combined rows of ragged keys, (batch, dim); zeros for a row without keys.
-
-    Arguments as for `de.embedding_lookup_sparse`.
-    """
+    """As `de.embedding_lookup_sparse` for ragged keys: (batch, dim), zeros for empty rows."""
     return lookups.embedding_lookup_sparse(params, sp_ids, sp_weights, name=name, combiner=combiner)
 
 
@@ -29,10 +26,7 @@ def safe_embedding_lookup_sparse(
     default_id: Any = None,
     name: str | None = "safe_embedding_lookup_sparse",
 ) -> Any:
-    """Returns the combined rows of ragged keys; a row without keys gets `default_id`, or zeros.
-
-    Arguments as for `de.safe_embedding_lookup_sparse`.
-    """
+    """As `de.safe_embedding_lookup_sparse`; empty rows get `default_id`, or zeros."""
     return lookups.safe_embedding_lookup_sparse(
         embedding_weights, sparse_ids, sparse_weights, combiner, default_id, name
     )

@@ -68,15 +68,12 @@ _OF_OLD_FILES = {"using_model_lib"}
 def read_settings(
     redis_config_abs_dir: str | None = None, redis_config_abs_dir_env: str | None = None
 ) -> dict[str, Any]:
-    """Returns the settings of a JSON file, or the defaults if none is named.
+    """Returns the settings of a JSON file; defaults for those it leaves out, or without a file.
 
     Args:
       redis_config_abs_dir: path of a file, used if the environment variable is not set.
       redis_config_abs_dir_env: environment variable with the path, which must be set; None:
         TFRA_REDIS_CONFIG_PATH, if set.
-
-    Returns:
-      All settings; defaults for those that the file leaves out.
 
     Raises:
       ValueError: no such variable or file, or an invalid file.

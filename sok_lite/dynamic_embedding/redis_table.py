@@ -92,7 +92,7 @@ class RedisTable(HashTable):
         self._settings = read_settings(chosen.redis_config_abs_dir, chosen.redis_config_abs_dir_env)
         super().__init__(key_dtype, value_dtype, default_value, name, False, {})
 
-    def _made_by(self, make: Callable[[], EmbeddingTable]) -> Any:
+    def _make_table(self, make: Callable[[], EmbeddingTable]) -> Any:
         return RemoteTable(make, _open_rows(self._settings, make()))
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -103,7 +103,7 @@ class RedisTable(HashTable):
 
 
 def _open_rows(settings: dict[str, Any], like: EmbeddingTable) -> RedisStore:
-    """Returns the rows of a table; a new one starts with those of version model_tag_import."""
+    """Returns the rows of a table; a new one starts with the rows of version model_tag_import."""
     form: dict[str, Any] = {
         "name": like.name,
         "row_bytes": like.dim * like.row_dtype.storage.itemsize,

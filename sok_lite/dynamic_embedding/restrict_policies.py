@@ -44,11 +44,7 @@ class RestrictPolicy:
         return self._status
 
     def apply_update(self, ids: Any) -> Any:
-        """Records that keys were trained.
-
-        Args:
-          ids: keys (n,), which may repeat.
-        """
+        """Records that keys (n,), which may repeat, were trained."""
         raise NotImplementedError("A RestrictPolicy of one's own defines apply_update().")
 
     def apply_restriction(self, num_reserved: int, **kwargs: Any) -> Any:

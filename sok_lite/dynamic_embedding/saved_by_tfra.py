@@ -42,7 +42,7 @@ class ShardsOfTfra:
         values = tf.zeros([0, rows.dimension], rows.value_dtype)
         return {_KEYS: tf.fill([0], tf.zeros([], rows.key_dtype)), _VALUES: values}
 
-    def restored(self, tensors: dict[str, tf.Tensor]) -> Any:
+    def add_shard(self, tensors: dict[str, tf.Tensor]) -> Any:
         """Takes the tensors of a shard; the last one restores the table."""
         self._arrived.append(tuple(tensors[name] for name in (_KEYS, _VALUES) if name in tensors))
         if len(self._arrived) < len(self._shards):
@@ -71,7 +71,7 @@ class _Shard(tf.__internal__.tracking.Trackable):
         return self._shards.expected()
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        return self._shards.restored(restored_tensors)
+        return self._shards.add_shard(restored_tensors)
 
 
 def check_name(listed: str, rows: Any) -> None:

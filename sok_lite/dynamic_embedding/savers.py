@@ -107,10 +107,7 @@ class FileSystemSaver(DynamicEmbeddingSaver):
 
 
 class VariableFiles:
-    """Writes and reads the files of a variable, which it references weakly.
-
-    ValueError: files cannot hold such keys or rows.
-    """
+    """Writes and reads files of a weakly held variable; ValueError if its rows do not fit."""
 
     def __init__(self, variable: Any, saver: FileSystemSaver) -> None:
         self._variable = weakref.ref(variable)
@@ -121,14 +118,9 @@ class VariableFiles:
     def write(self, prefix: bytes = b"") -> list[tuple[int, int]]:
         """Writes this process's shards, and one more file of states and scores.
 
-        Args:
-          prefix: of the checkpoint that a TF1 saver is writing; else empty.
-
-        Returns:
-          The checksums of keys and values of each shard.
-
-        Raises:
-          ValueError: no folder is named, and no checkpoint with one is being saved.
+        Returns the checksums of keys and values of each shard. `prefix` is of the checkpoint that a
+        TF1 saver is writing. ValueError: no folder is named, and no checkpoint with one is being
+        saved.
         """
         source, folder = source_of(alive(self._variable)), self._folder("saved", prefix)
         size, rank = self._saver.ranks()
@@ -175,14 +167,14 @@ class VariableFiles:
         is_spread = group_sizes(folder, name) != {size}
         places = find_places(folder, name) if is_spread else find_places(folder, name, size, rank)
         ranks = sorted({place.rank for place in places})
-        if expected is not None and not _are_of(expected, folder, name):
+        if expected is not None and not _belong_to_save(expected, folder, name):
             raise ValueError(
                 f"{folder!r} holds the rows of {name!r} of another save than this checkpoint's: a "
                 "later one has written over them. Save each checkpoint into a folder of its own: "
                 "without `save_path`, and those of one step in different directories."
             )
         parts = [
-            _part(source, folder, [place for place in places if place.rank == each])
+            _read_part(source, folder, [place for place in places if place.rank == each])
             for each in ranks
         ]
         if is_spread:
@@ -191,7 +183,7 @@ class VariableFiles:
                 return source.owners(keys, size) == rank
 
             parts = [owned_by(part, are_own) for part in parts]
-        part = _together(parts, f"table {name!r}")
+        part = _join_parts(parts, f"table {name!r}")
         table = source.rows.table
         if "stamps" not in part.columns:
             tf.get_logger().warning(
@@ -217,7 +209,7 @@ class VariableFiles:
         return directory(folder)
 
 
-def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool:
+def _belong_to_save(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool:
     """Whether a process's files have the checksums of a save, or none at all."""
     by_rank: dict[int, list[tuple[int, int] | None]] = {}
     for place in find_places(folder, name):
@@ -225,7 +217,7 @@ def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool
     return any(None in found or found == list(expected) for found in by_rank.values())
 
 
-def _part(source: Source, folder: str, places: Sequence[ShardPlace]) -> Content:
+def _read_part(source: Source, folder: str, places: Sequence[ShardPlace]) -> Content:
     """Reads what one process saved; without a states file the keys have no further facts."""
     layout = source.layout
     shards = open_shards(folder, layout, file_name_list=[p.base(layout.name) for p in places])
@@ -245,7 +237,7 @@ def _part(source: Source, folder: str, places: Sequence[ShardPlace]) -> Content:
     return from_named_arrays(arrays, f"table {layout.name!r}")
 
 
-def _together(parts: Sequence[Content], whose: str) -> Content:
+def _join_parts(parts: Sequence[Content], whose: str) -> Content:
     """Joins the parts of several processes; the last of a repeated key wins.
 
     If a states file is missing, or kinds of states differ, all keys lose their further facts.

@@ -45,9 +45,8 @@ class SlotVariable:
         self.key_dtype, self.value_dtype = params.key_dtype, tf.float32
 
     def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
-        """Returns the states of keys, keys.shape + [dim]; initial values for missing keys.
-
-        With `return_exists` also which keys are in the table.
+        """Returns states, keys.shape + [dim], initial if missing; with `return_exists` also which
+        exist.
         """
         states = self._view.sparse_read(self.params.keys_of(keys))
         if not return_exists:

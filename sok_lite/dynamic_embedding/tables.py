@@ -116,7 +116,7 @@ class HashTable(TableVariable, SaveableObject):
         )
 
         def make(backend: Backend) -> EmbeddingTable:
-            return self._made_by(
+            return self._make_table(
                 partial(
                     make_table,
                     self.var_type,
@@ -150,7 +150,7 @@ class HashTable(TableVariable, SaveableObject):
             with tf.init_scope():
                 self._size_in_graph = self._new_size()
 
-    def _made_by(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
+    def _make_table(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
         """Returns the table with the rows: one of this process; subclasses override it."""
         return make()
 
@@ -217,9 +217,7 @@ class HashTable(TableVariable, SaveableObject):
         return (values, exists) if return_exists else values
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the rows (keys.shape + [dim]) of keys, inserting new ones; the last of a repeated
-        key wins.
-        """
+        """Sets rows (keys.shape + [dim]), inserting new keys; the last of a repeated key wins."""
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values, ints, self.dimension, self.value_dtype, self.name)
         flat = tf.reshape(ints, [-1])
@@ -235,7 +233,7 @@ class HashTable(TableVariable, SaveableObject):
         """
         ints = self.keys_of(keys, remember=True)
         values = checked_values(values_or_deltas, ints, self.dimension, self.value_dtype, self.name)
-        return self._accumulated(ints, exists, values)
+        return self._accumulate_rows(ints, exists, values)
 
     def accum_difference(self, keys: Any, old_values: Any, new_values: Any, exists: Any) -> Any:
         """As `accum`, with new - old values for keys that exist and new values for others."""
@@ -244,9 +242,9 @@ class HashTable(TableVariable, SaveableObject):
             checked_values(values, ints, self.dimension, self.value_dtype, self.name)
             for values in (old_values, new_values)
         )
-        return self._accumulated(ints, exists, new, old)
+        return self._accumulate_rows(ints, exists, new, old)
 
-    def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
+    def _accumulate_rows(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
         """Implements `accum`; tables that count steps extend it."""
         if self.value_dtype in (tf.float16, tf.bfloat16):  # a half cannot hold it
             values = tuple(tf.cast(each, tf.float32) for each in values)
@@ -312,7 +310,7 @@ class HashTable(TableVariable, SaveableObject):
         if self.files is not None:
             return {"files": _write(self)}
         tensors = self.saved_tensors()
-        tensors["description"] = tf.constant(_described(self))
+        tensors["description"] = tf.constant(_describe(self))
         if tf.executing_eagerly():
             return tensors
         with tf.device("CPU:0"):  # where files are written; a TF1 saver wants all on one device
@@ -324,7 +322,9 @@ class HashTable(TableVariable, SaveableObject):
         if self.files is not None:
             return _read(self, tensors["files"])
         description = tensors.pop("description")
-        checked = file_call(self, f"The restore of {self.name!r}", _check_described, [description])
+        checked = file_call(
+            self, f"The restore of {self.name!r}", _check_description, [description]
+        )
         with tf.control_dependencies([] if checked is None else [checked]):
             tensors = {name: tf.identity(tensor) for name, tensor in tensors.items()}
         return self.restore_tensors(tensors)
@@ -377,26 +377,22 @@ def _accumulate(
 # ---- checkpoints: a description beside the table -------------------------------------------------
 
 
-def _described(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> str:
-    """Returns JSON of a `HashTable`'s name, dtypes and dim.
-
-    Args:
-      checksums: of the files that this process wrote; None: no files.
-    """
+def _describe(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> str:
+    """Returns JSON of a table's name, dtypes and dim, and checksums of its files if it has any."""
     facts = (rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension)
     description = dict(zip(_FIELDS, facts, strict=True))
     return json.dumps(description if checksums is None else description | {"files": checksums})
 
 
-def _described_checksums(saved: str | bytes) -> list[tuple[int, int]] | None:
-    """Returns the checksums passed to `_described`."""
+def _parse_checksums(saved: str | bytes) -> list[tuple[int, int]] | None:
+    """Returns the checksums passed to `_describe`."""
     checksums = parsed(saved, "a table").get("files")
     return None if checksums is None else [tuple(pair) for pair in checksums]
 
 
-def _check_described(rows: Any, saved: str | bytes) -> None:
-    """Raises ValueError if a description of `_described` is of another table."""
-    facts, expected = parsed(saved, "a table"), json.loads(_described(rows))
+def _check_description(rows: Any, saved: str | bytes) -> None:
+    """Raises ValueError if a description of `_describe` is of another table."""
+    facts, expected = parsed(saved, "a table"), json.loads(_describe(rows))
     wrong = [field for field in _FIELDS if facts.get(field) != expected[field]]
     if wrong:
         raise ValueError(
@@ -411,7 +407,7 @@ def _write(table: Any) -> Any:
     """Writes the files of the rows, and returns the description for the checkpoint."""
 
     def write(rows: Any, *prefix: bytes) -> str:
-        return _described(rows, rows.files.write(*prefix))
+        return _describe(rows, rows.files.write(*prefix))
 
     def written() -> tf.Tensor:
         call = saver_call()
@@ -427,8 +423,8 @@ def _write(table: Any) -> Any:
 
 def _read(table: Any, description: tf.Tensor) -> Any:
     def read(rows: Any, saved: bytes, *prefix: bytes) -> None:
-        _check_described(rows, saved)
-        rows.files.read(_described_checksums(saved), *prefix)
+        _check_description(rows, saved)
+        rows.files.read(_parse_checksums(saved), *prefix)
 
     texts = [description, *_prefix(saver_call())]
     done = file_call(table, f"The restore of {table.name!r}", read, texts)

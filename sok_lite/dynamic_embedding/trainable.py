@@ -116,9 +116,7 @@ class TrainableWrapper(TableVariable):
         return tf.zeros([0], self.params.key_dtype) if self._ids is None else self._ids
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Returns the rows (ids.shape + [dim]) of keys of any shape, with a gradient; inserts
-        nothing.
-        """
+        """Returns rows (ids.shape + [dim]) of keys, with a gradient; inserts nothing."""
         if not tf.inside_function():
             self._ids = ids
         if not self.trainable or get_model_mode() == ModelMode.INFERENCE:

@@ -20,7 +20,7 @@ from sok_lite.dynamic_embedding.partition import (
     Partitioner,
     default_partition_fn,
     owner_rule,
-    partitioned,
+    partition_keys,
 )
 from sok_lite.dynamic_embedding.ranks import refuse_parameter_servers
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
@@ -122,7 +122,7 @@ class Variable(tf.__internal__.tracking.Trackable):
                 f"Received: {restrict_policy!r}."
             )
         self.dim = int(dim)
-        self.devices = listed(devices)
+        self.devices = device_names(devices)
         refuse_parameter_servers(name, self.devices)
         self.shard_num = len(self.devices)
         self.partition_fn = partitioner
@@ -185,10 +185,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         self._restored_from = path
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
-        """Returns a child in a checkpoint by name: the tables of a TFRA variable.
-
-        ValueError: they belong to a variable of another name.
-        """
+        """Returns a child in a checkpoint: a TFRA variable's tables, whose name must match."""
         if not (self.rows.checkpoint and name.startswith(LISTED)):
             return super()._lookup_dependency(name, cached_dependencies)
         check_name(name, self.rows)
@@ -239,15 +236,14 @@ class Variable(tf.__internal__.tracking.Trackable):
         return self.is_differentiable and self.rows.table.all_ranks_refusal is None
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
-        """Returns keys of any shape as the table's integers.
-
-        It calls the partitioner and checks the returned shards.
+        """Returns keys of any shape as the table's integers, after checking the partitioner's
+        shards.
         """
         return self.rows.keys_of(self._checked_keys(keys), remember)
 
     def shards_of(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the shard of each key of any shape, (number of keys,) int32."""
-        return partitioned(self.partition_fn, tf.reshape(keys, [-1]), self.shard_num)
+        return partition_keys(self.partition_fn, tf.reshape(keys, [-1]), self.shard_num)
 
     def _checked_keys(self, keys: Any) -> tf.Tensor:
         """Returns keys as a tensor, after asking the partitioner."""
@@ -373,7 +369,7 @@ class Variable(tf.__internal__.tracking.Trackable):
                     "get_trainable_by_name() is for eager mode. In a graph of TF1 use "
                     "de.embedding_lookup(..., return_trainable=True)."
                 )
-        return self.trainable_named([name])
+        return self.find_trainable([name])
 
     get_eager_trainable_by_name = get_trainable_by_name
 
@@ -403,7 +399,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         family_of(optimizer)
         return slots_of(self, optimizer)
 
-    def trainable_named(self, names: Sequence[str]) -> ShadowVariable:
+    def find_trainable(self, names: Sequence[str]) -> ShadowVariable:
         """Returns the trainable that has one of the names; it then has all of them."""
         with self._naming:
             found = next((self._trainables[n] for n in names if n in self._trainables), None)
@@ -415,11 +411,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     def export_keys_and_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,) and scores (n,) int64 of an `HkvHashTable`.
-
-        Raises:
-          TypeError: the creator is no `HkvHashTableCreator`.
-        """
+        """Returns keys (n,) and scores (n,) int64 of an `HkvHashTable`; TypeError for others."""
         if not hasattr(self.rows, "export_keys_and_scores"):
             raise TypeError(
                 f"{self.name!r} keeps no scores. Make it with kv_creator=de.HkvHashTableCreator(). "
@@ -476,7 +468,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         buffer_size: int = BUFFER_SIZE,
         name: str | None = None,
     ) -> Any:
-        """Replaces the variable's content by that of files; optimizer states start fresh.
+        """Loads files into the variable, replacing its content; optimizer states start fresh.
 
         `dirpath`, `dirpath_env` and `buffer_size` are as for `save_to_file_system`. All files are
         checked before anything changes. The number of shards that wrote them does not matter.
@@ -522,7 +514,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         return file_system.load_spread(self, dirpath, proc_size, proc_rank, buffer_size)
 
 
-def listed(devices: str | Sequence[str] | None) -> list[str]:
+def device_names(devices: str | Sequence[str] | None) -> list[str]:
     """Returns one name per shard from the argument `devices`."""
     if devices is None:
         return ["/CPU:0" if get_backend().name == "cpu" else "/GPU:0"]
@@ -531,10 +523,10 @@ def listed(devices: str | Sequence[str] | None) -> list[str]:
             "`devices` must be a name, or a list with one for each shard. "
             f"Received: devices={devices!r}."
         )
-    listed = [devices] if isinstance(devices, str) else list(devices)
-    if not listed:
+    device_names = [devices] if isinstance(devices, str) else list(devices)
+    if not device_names:
         raise ValueError("`devices` must have one name for each shard. Received: [].")
-    return listed
+    return device_names
 
 
 def _both(*operations: Any) -> Any:
@@ -559,10 +551,7 @@ tf.register_tensor_conversion_function(Variable, _refuse_as_tensor, priority=10)
 
 @unconverted
 class Shard(tf.__internal__.tracking.Trackable):
-    """A view of one shard of a variable. All shards lie in one table.
-
-    A checkpoint or Saver that gets a shard saves the whole table, once.
-    """
+    """A view of one shard; all lie in one table, which savers and checkpoints save once."""
 
     def __init__(self, variable: Any, index: int) -> None:
         self._variable = variable
@@ -638,7 +627,7 @@ def add_to_graph(variable: Any) -> None:
         tf.compat.v1.add_to_collection(GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES, variable)
 
 
-def of_graph(name: str) -> Any:
+def find_in_graph(name: str) -> Any:
     """Returns the graph's variable of a name, or None."""
     variables = tf.compat.v1.get_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
     return next((variable for variable in variables if variable.name == name), None)

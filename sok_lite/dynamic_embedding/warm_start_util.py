@@ -54,10 +54,7 @@ def warm_start(
 
 
 class WarmStartHook(tf.compat.v1.train.SessionRunHook):
-    """Calls `warm_start` for a session, once: a recovered session continues from its own state.
-
-    Arguments as for `warm_start`.
-    """
+    """Calls `warm_start` with these arguments, once: a recovered session keeps its state."""
 
     def __init__(
         self,

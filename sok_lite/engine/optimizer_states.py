@@ -260,10 +260,8 @@ def drop_orphaned_states(table: EmbeddingTable) -> None:
 
 
 def settle_states(table: EmbeddingTable) -> None:
-    """Has states that a restore brought go to no other optimizer than those which have them by now.
-
-    What no living optimizer has is dropped. An optimizer that is new begins anew.
-    """
+    """Ends the search for owners of states that a restore brought: free states are dropped, and new
+    optimizers begin anew."""
     changing_alone(table, lambda: _settle(table.store))
 
 
@@ -271,7 +269,8 @@ def _settle(store: RowStore) -> None:
     free = [each.rows for each in numbered_states(store) if not each.rows.is_used]
     for states in store.state_groups.values():
         if next(iter(states.values())).is_used:
-            _keep(store, states)
+            with uninterrupted():
+                _keep(store, states)
     if free:
         drop_states(store, free)
 
@@ -300,9 +299,10 @@ def drop_states(store: RowStore, columns: Sequence[Column]) -> None:
     left = {name: column for name, column in store.columns.items() if name not in gone}
     if store.num_far_rows:
         store.backend.synchronize()  # kernels that still use pinned memory
-    store.set_columns(left)
-    for column in columns:
-        column.discard()
+    with uninterrupted():
+        store.set_columns(left)
+        for column in columns:
+            column.discard()
 
 
 # ---- states by name ------------------------------------------------------------------------------
@@ -404,8 +404,9 @@ def _rename(table: EmbeddingTable, name: str, new_name: str) -> str:
         )
     unused = store.unused_name(new_name)
     columns = {unused if each is column else key: each for key, each in store.columns.items()}
-    column.name, column.state = unused, new_name
-    store.set_columns(columns)
+    with uninterrupted():
+        column.name, column.state = unused, new_name
+        store.set_columns(columns)
     return column.name
 
 

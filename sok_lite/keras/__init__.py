@@ -13,8 +13,8 @@ from sok_lite.keras.classes import (
     TableMetrics,
     classes_for,
 )
+from sok_lite.keras.data_sharding import equal_steps, shard
 from sok_lite.keras.features import Feature
-from sok_lite.keras.parts import equal_steps, shard
 
 __all__ = [
     "AllRanks",

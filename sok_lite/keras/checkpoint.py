@@ -38,8 +38,8 @@ from sok_lite.engine.files.dump import (
 )
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.store import Store, joined, without_password
+from sok_lite.keras.data_sharding import reshuffles
 from sok_lite.keras.dense_states import DenseStates, learning_rates
-from sok_lite.keras.parts import shuffles_anew
 from sok_lite.reports.text import counted
 
 _log = logging.getLogger("sok_lite")
@@ -53,10 +53,9 @@ _EXTRA = "sok_lite.keras"
 
 
 class Restored(NamedTuple):
-    """The training position of a checkpoint.
+    """The training position of a checkpoint, in the folder `path`.
 
     Attributes:
-      path: folder of the checkpoint.
       epoch: number of finished epochs, which is the next epoch as Keras counts, from 0.
       batch: number of finished batches of that epoch.
       steps: total number of trained batches.
@@ -144,7 +143,7 @@ class CheckpointPart:
             )
         self._shown_path, self._store = place_of(path)
         self._path = self._store.given if self._store else os.path.abspath(self._shown_path)
-        if _is_ours(self._path):
+        if _is_own_folder(self._path):
             raise ValueError(
                 "`path` must be the folder that the saves of a Checkpoint are in. Received: path="
                 f"{self._shown_path!r}, one of its saves. Give {os.path.dirname(self._path)!r}."
@@ -164,12 +163,9 @@ class CheckpointPart:
     # ---------------------------------------------------------------- public methods
 
     def newest(self) -> Restored | None:
-        """Returns the position of the newest checkpoint. Every rank must call it.
+        """Returns the position of the newest checkpoint, or None. Every rank must call it.
 
         It restores nothing: the next `fit` resumes from there.
-
-        Returns:
-          The position, or None without a checkpoint.
 
         Raises:
           OSError, ValueError: it cannot be read. RanksDifferError: ranks have different arguments.
@@ -187,11 +183,11 @@ class CheckpointPart:
         number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])
         if number < 0:
             return None
-        folder = joined(self._path, _name_of(number))
+        folder = joined(self._path, _folder_name(number))
 
         def place() -> dict[str, Any]:
-            with self._brought(folder) as here:
-                return _place_in_training(here)
+            with self._fetch(folder) as here:
+                return _read_position(here)
 
         at = together(comm, place)
         return Restored(folder, at["epoch"], at["batch"], at["steps"])
@@ -205,7 +201,7 @@ class CheckpointPart:
         return [int(match[1]) for match in map(manifest.SAVE.fullmatch, names) if match]
 
     @contextlib.contextmanager
-    def _brought(self, folder: str, with_dense: bool = False) -> Iterator[str]:
+    def _fetch(self, folder: str, with_dense: bool = False) -> Iterator[str]:
         """Yields a local folder with the newest checkpoint, without its tables."""
         if self._store is None:
             yield folder
@@ -224,17 +220,12 @@ class CheckpointPart:
             yield here
 
     def restore(self, model: Any) -> Restored | None:
-        """Restores a model from the newest checkpoint. Every rank must call it.
+        """Restores a built and compiled model from the newest checkpoint. Every rank must call it.
 
-        `fit` does so itself and skips finished batches. After `restore`, `fit` trains on all of its
-        data, from its `initial_epoch`: for programs that train on new data each time. A warning
-        says so if the checkpoint is inside an epoch.
-
-        Args:
-          model: built and compiled.
-
-        Returns:
-          The position of the checkpoint, or None without one; then nothing has changed.
+        Returns its position, or None without one; then nothing has changed. `fit` does so itself
+        and skips finished batches. After `restore`, `fit` trains on all of its data, from its
+        `initial_epoch`: for programs that train on new data each time. A warning says so if the
+        checkpoint is inside an epoch.
 
         Raises:
           OSError, ValueError: it cannot be read, or belongs to another model. Nothing has changed.
@@ -299,7 +290,7 @@ class CheckpointPart:
             if communicator().rank == 0:
                 folder = os.path.join(self._shown_path, os.path.basename(found.path))
                 print(
-                    f"Resuming from {folder} ({_place_as_text(found)}).",
+                    f"Resuming from {folder} ({_position_text(found)}).",
                     *filter(None, [none, rates]),
                     flush=True,
                 )
@@ -363,13 +354,13 @@ class CheckpointPart:
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
         is_increment &= not self._saves.has_failed
-        folder = self._folder if is_increment else joined(self._path, _name_of(step))
+        folder = self._folder if is_increment else joined(self._path, _folder_name(step))
         assert folder is not None
         here = folder_of(*place_of(folder), comm) if self._store else folder
         epoch, batch = self._at
         dense = f"dense-{step}-{epoch}-{batch}"  # unique to this checkpoint
         if not is_increment:
-            together(comm, lambda: _sweep(self._store or self._path, comm.rank))
+            together(comm, lambda: _remove_interrupted(self._store or self._path, comm.rank))
 
         def mark() -> None:
             _mark_folder(here, comm.rank)
@@ -397,18 +388,18 @@ class CheckpointPart:
         begun = on_device(tables[0].backend, writing)
         self._increments = self._increments + 1 if is_increment else 0
         self._folder = folder
-        tidy = partial(_tidy, self._path, self._keep, here, dense)
+        tidy = partial(_remove_old, self._path, self._keep, here, dense)
         if self._store is not None:
-            tidy = partial(_tidy_store, self._store, self._keep, here, dense)
+            tidy = partial(_remove_old_in_store, self._store, self._keep, here, dense)
         if begun is not None:
-            return _UnderWay(begun, tidy)
+            return _BackgroundSave(begun, tidy)
         tidy()
         return None
 
     # ---------------------------------------------------------------- restoring
 
     def _check_batches(self, found: Restored) -> None:
-        in_one = _in_one_call(self.model)
+        in_one = _batches_per_call(self.model)
         if found.batch % in_one:
             raise ValueError(
                 f"The checkpoint at {without_password(found.path)} was made after {found.batch} "
@@ -426,8 +417,8 @@ class CheckpointPart:
         check_equal_on_all_ranks(comm, models, "The model of a Checkpoint")
 
         def values() -> Any:
-            with self._brought(found.path, with_dense=True) as here:
-                folder = os.path.join(here, _place_in_training(here)["dense"])
+            with self._fetch(found.path, with_dense=True) as here:
+                folder = os.path.join(here, _read_position(here)["dense"])
                 return states.read(folder, comm.rank, comm.size)
 
         dense = together(comm, values)
@@ -445,11 +436,11 @@ class CheckpointPart:
         )
 
 
-class _UnderWay:
+class _BackgroundSave:
     """A background save, which removes old checkpoints once it is written."""
 
     def __init__(self, begun: BackgroundDump, tidy: Callable[[], None]) -> None:
-        self._begun, self._tidy = begun, tidy
+        self._begun, self._remove_old = begun, tidy
 
     @property
     def done(self) -> bool:
@@ -457,13 +448,13 @@ class _UnderWay:
 
     def wait(self) -> None:
         self._begun.wait()
-        self._tidy()
+        self._remove_old()
 
 
 # ---- folders: complete ones, and cleaning up ---------------------------------------------------
 
 
-def _sweep(path: str | Store, rank: int) -> None:
+def _remove_interrupted(path: str | Store, rank: int) -> None:
     """Removes interrupted saves that no process is still writing."""
     if rank != 0:
         return
@@ -485,16 +476,13 @@ def _empty_if_broken_off(folder: str) -> bool:
 
 
 def _mark_folder(folder: str, rank: int) -> None:
-    """Marks a locked folder as a `Checkpoint`'s.
-
-    FileExistsError: it has other files, or another checkpoint.
-    """
+    """Marks a locked folder as a `Checkpoint`'s. FileExistsError: it has other files."""
     if rank != 0:
         return
     names = os.listdir(folder)
-    others = sorted(name for name in names if not _is_name_of_ours(name))
+    others = sorted(name for name in names if not _is_own_name(name))
     others = [] if _MARK in names else others
-    if others or (manifest.is_whole(folder) and not _is_ours(folder)):
+    if others or (manifest.is_whole(folder) and not _is_own_folder(folder)):
         what = repr(others[0]) if others else "a checkpoint of another program"
         raise FileExistsError(
             f"{folder} must be of sok_lite.keras.Checkpoint alone. Received: {what} in it. Give "
@@ -506,11 +494,11 @@ def _mark_folder(folder: str, rank: int) -> None:
         manifest.sync_path(folder)
 
 
-def _is_name_of_ours(name: str) -> bool:
+def _is_own_name(name: str) -> bool:
     return bool(_DENSE.fullmatch(name)) or manifest.is_name_in_checkpoint(name)
 
 
-def _tidy(path: str, keep: int, folder: str, dense: str) -> None:
+def _remove_old(path: str, keep: int, folder: str, dense: str) -> None:
     """Removes old checkpoints, and dense weights that no manifest names.
 
     A file that cannot be removed stays: the new checkpoint is complete, and other ranks train on.
@@ -521,12 +509,12 @@ def _tidy(path: str, keep: int, folder: str, dense: str) -> None:
         for name in os.listdir(folder):
             if _DENSE.fullmatch(name) and name != dense:
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-        for old in list(filter(_is_ours, manifest.saves_in(path)))[:-keep]:
+        for old in list(filter(_is_own_folder, manifest.saves_in(path)))[:-keep]:
             manifest.remove_unless_written(old, partial(_empty, old))
 
 
-def _tidy_store(store: Store, keep: int, here: str, dense: str) -> None:
-    """As `_tidy` for a store; also removes all local saves but the last."""
+def _remove_old_in_store(store: Store, keep: int, here: str, dense: str) -> None:
+    """As `_remove_old` for a store; also removes all local saves but the last."""
     root, current = os.path.split(here)
     with contextlib.suppress(OSError):
         for name in filter(manifest.SAVE.fullmatch, os.listdir(root)):
@@ -583,12 +571,12 @@ def _empty(folder: str) -> bool:
     return True
 
 
-def _name_of(number: int) -> str:
+def _folder_name(number: int) -> str:
     """Returns the folder name of a checkpoint."""
     return f"step-{number:010d}"
 
 
-def _is_ours(folder: str) -> bool:
+def _is_own_folder(folder: str) -> bool:
     """Whether a `Checkpoint` of any version wrote the files in a folder."""
     try:
         return _EXTRA in manifest.read(folder).extra
@@ -596,13 +584,13 @@ def _is_ours(folder: str) -> bool:
         return os.path.exists(os.path.join(folder, _MARK))
 
 
-def _place_as_text(found: Restored) -> str:
+def _position_text(found: Restored) -> str:
     epochs = f"{counted(found.epoch, 'epoch')} complete"
     more = f", {counted(found.batch, 'batch', 'batches')} of the next" if found.batch else ""
     return f"step {found.steps:,}, {epochs}{more}"
 
 
-def _place_in_training(folder: str) -> dict[str, Any]:
+def _read_position(folder: str) -> dict[str, Any]:
     """Returns the training position and the name of the dense weights."""
     extra = manifest.read(folder).extra
     if _EXTRA not in extra:
@@ -621,7 +609,7 @@ class _Skipping:
 
     def __init__(self, model: Any, count: int) -> None:
         self.original = model.train_function
-        self._model, self._left, self._in_one = model, count, _in_one_call(model)
+        self._model, self._left, self._in_one = model, count, _batches_per_call(model)
 
     def __call__(self, iterator: Any) -> Any:
         if self._left <= 0:
@@ -635,7 +623,7 @@ class _Skipping:
         return {"loss": 0.0}
 
 
-def _in_one_call(model: Any) -> int:
+def _batches_per_call(model: Any) -> int:
     """Returns the number of batches per call of the training function."""
     in_one = model.steps_per_execution  # a variable in tf_keras
     return int(in_one.numpy() if hasattr(in_one, "numpy") else in_one)
@@ -654,7 +642,7 @@ def is_skipping(model: Any) -> bool:
     return isinstance(model.train_function, _Skipping)
 
 
-def _go_on_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
+def _resume_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
     """Makes `fit` begin in an epoch; warns if its batches differ from those before the stop.
 
     A dataset that reshuffles has a new order for each iteration. How often Keras starts one per
@@ -670,7 +658,7 @@ def _go_on_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
         return
     if isinstance(data, tf.data.Dataset):
         is_one = arguments.get("steps_per_epoch") is not None  # one iterator for all epochs
-        is_other = epoch > first and not is_one and shuffles_anew(data)
+        is_other = epoch > first and not is_one and reshuffles(data)
         instead = "Give its shuffle() a seed and reshuffle_each_iteration=False."
     else:
         is_other = bool(arguments.get("shuffle", True))
@@ -700,7 +688,7 @@ def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) 
         raise ValueError(f"fit takes one Checkpoint. Received: {len(mine)}.")
     found = mine[0].begin(self) if mine else None
     if found is not None:
-        _go_on_in(bound.arguments, found.epoch, found.batch)
+        _resume_in(bound.arguments, found.epoch, found.batch)
     try:
         return call(*bound.args, **bound.kwargs)
     finally:

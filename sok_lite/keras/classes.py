@@ -23,13 +23,13 @@ from sok_lite.bridge.keras.saving import keep_tables
 from sok_lite.bridge.keras.steps import count_by_rows
 from sok_lite.bridge.optimizers.patched import patch_optimizers
 from sok_lite.keras.checkpoint import CheckpointPart, resume_fit
+from sok_lite.keras.data_sharding import equal_steps, shard
 from sok_lite.keras.expire import ExpirePart
 from sok_lite.keras.features import Feature
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
+from sok_lite.keras.lookup_fusion import look_up_together, plain
 from sok_lite.keras.metrics import TableMetricsPart
-from sok_lite.keras.parts import equal_steps, shard
 from sok_lite.keras.table import TablePart
-from sok_lite.keras.together import look_up_together, plain
 
 if TYPE_CHECKING:
     import keras
@@ -62,12 +62,12 @@ def _classes_of(package: Any) -> SimpleNamespace:
     members = {"__module__": __name__, "package": package}
     layer, callback = layer_class(package), package.callbacks.Callback
 
-    def made(name: str, part: type, base: Any, **more: Any) -> Any:
+    def make_class(name: str, part: type, base: Any, **more: Any) -> Any:
         return register_as_layer(_REGISTERED, name, part, base, {**members, **more})
 
-    table = made("Table", TablePart, layer)
-    several = made("Embeddings", EmbeddingsPart, layer, table_class=table)
-    single = made("Embedding", EmbeddingPart, layer, table_class=table)
+    table = make_class("Table", TablePart, layer)
+    several = make_class("Embeddings", EmbeddingsPart, layer, table_class=table)
+    single = make_class("Embedding", EmbeddingPart, layer, table_class=table)
     plain.update((table, several, single))
     return SimpleNamespace(
         Table=table,

@@ -59,22 +59,16 @@ class DenseStates(NamedTuple):
         return DenseStates(of_all, _dense(model.variables, [*of_all, *metrics]), carried)
 
     def write(self, folder: str, rank: int, size: int) -> None:
-        """Writes this rank's file, and on rank 0 the shared one, and syncs them to disk.
-
-        OSError: it cannot be written.
-        """
+        """Writes this rank's file, and on rank 0 the shared one, synced to disk; raises OSError."""
         os.makedirs(folder, exist_ok=True)
-        _write(os.path.join(folder, _of_rank(rank, size)), self.of_rank, self.carried)
+        _write(os.path.join(folder, _rank_file(rank, size)), self.of_rank, self.carried)
         if rank == 0:
             _write(os.path.join(folder, _OF_ALL), self.of_all)
         manifest.sync_path(folder)
 
     def read(self, folder: str, rank: int, size: int) -> Values:
-        """Returns the written values; with another number of ranks, those of rank 0.
-
-        OSError: it cannot be read. ValueError: it belongs to another model.
-        """
-        own = os.path.join(folder, _of_rank(rank, size))
+        """Returns the written values (other ranks: those of rank 0). ValueError: another model."""
+        own = os.path.join(folder, _rank_file(rank, size))
         if not os.path.exists(own):
             (own,) = (
                 os.path.join(folder, name)
@@ -101,7 +95,7 @@ def learning_rates(model: Any) -> list[float | None]:
     return [float(rate) if isinstance(rate, (float, np.floating)) else None for rate in rates]
 
 
-def _of_rank(rank: int, size: int) -> str:
+def _rank_file(rank: int, size: int) -> str:
     return f"of_rank_{rank}_of_{size}.npz"
 
 

@@ -13,8 +13,9 @@ from sok_lite.keras.checkpoint import is_skipping
 class ExpirePart:
     """A callback that removes keys that no recent lookup asked for, as `Table.expire` does.
 
-    It runs at the end of each epoch, or with `every` after that many batches. It acts on this
-    rank's keys without communication; give it to every rank.
+    Pass exactly one of `num_lookups` and `seconds`; days and the like raise. It runs at the end of
+    each epoch, or with `every` after that many batches. It acts on this rank's keys without
+    communication; give it to every rank.
 
     Args:
       num_lookups: removes keys that none of a table's last `num_lookups` lookups asked for.
@@ -22,13 +23,9 @@ class ExpirePart:
       every: batches of an epoch between runs; None: at the end of each epoch. Batches that a
         `Checkpoint` skips do not count; put it after this callback.
       tables: `Table` layers of the model; None: all of them.
-      others: rejected: days and the like raise.
 
     Attributes:
       removed: number of keys removed on this rank so far, by table.
-
-    Raises:
-      TypeError, ValueError: not exactly one of `num_lookups` and `seconds`, or an invalid argument.
     """
 
     model: Any

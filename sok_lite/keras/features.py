@@ -33,7 +33,7 @@ class Feature(NamedTuple):
     mask_value: Any = None
 
 
-class _Taken(NamedTuple):
+class _LookupInput(NamedTuple):
     """The ids of one feature, prepared for a lookup."""
 
     ids: Any  # a ragged or sparse matrix, or flat: one row each
@@ -108,21 +108,23 @@ def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
     return _is_id(feature, as_keys(tf.convert_to_tensor(ids), feature.table.key_dtype_name))
 
 
-def _take_ids(feature: Feature, ids: Any, weights: Any, inserts: bool) -> _Taken:
+def _take_ids(feature: Feature, ids: Any, weights: Any, inserts: bool) -> _LookupInput:
     if weights is not None and feature.combiner is None:
         raise ValueError(
             f"Weights of ids need a combiner. Received: weights for table {feature.table.name!r}, "
             "whose feature has none. Give it one of " + ", ".join(COMBINERS) + "."
         )
     if isinstance(ids, tf.SparseTensor):
-        return _of_sparse(feature, ids, weights, inserts)
+        return _take_sparse(feature, ids, weights, inserts)
     if isinstance(ids, tf.RaggedTensor):
-        return _of_ragged(feature, ids, weights, inserts)
+        return _take_ragged(feature, ids, weights, inserts)
     ids = as_keys(tf.convert_to_tensor(ids), feature.table.key_dtype_name)
-    return _of_dense(feature, ids, weights, inserts)
+    return _take_dense(feature, ids, weights, inserts)
 
 
-def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any, inserts: bool) -> _Taken:
+def _take_sparse(
+    feature: Feature, ids: tf.SparseTensor, weights: Any, inserts: bool
+) -> _LookupInput:
     if feature.combiner is None:
         raise ValueError(
             f"Sparse ids need a combiner. Received: a SparseTensor for table "
@@ -134,13 +136,15 @@ def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any, inserts: bo
         weights = None if weights is None else tf.sparse.retain(weights, is_id)
         ids = tf.sparse.retain(ids, is_id)
     keys = ids.with_values(keys_of_ids(feature.table, ids.values, inserts))
-    return _Taken(keys, weights, feature.combiner, lambda rows: rows)
+    return _LookupInput(keys, weights, feature.combiner, lambda rows: rows)
 
 
-def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any, inserts: bool) -> _Taken:
+def _take_ragged(
+    feature: Feature, ids: tf.RaggedTensor, weights: Any, inserts: bool
+) -> _LookupInput:
     if feature.combiner is None:
         whole = ids
-        flat = _of_dense(feature, ids.flat_values, None, inserts)
+        flat = _take_dense(feature, ids.flat_values, None, inserts)
         return flat._replace(unflatten=lambda rows: whole.with_flat_values(flat.unflatten(rows)))
     if ids.flat_values.shape.rank != 1:
         raise ValueError(
@@ -164,10 +168,10 @@ def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any, inserts: bo
         return rows
 
     keys = inner.with_values(keys_of_ids(feature.table, inner.values, inserts))
-    return _Taken(keys, inner_weights, feature.combiner, unflatten)
+    return _LookupInput(keys, inner_weights, feature.combiner, unflatten)
 
 
-def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> _Taken:
+def _take_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> _LookupInput:
     rank = ids.shape.rank
     if rank is None:
         raise ValueError(
@@ -190,7 +194,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
     if feature.mask_value is None and not is_pooled:  # such a lookup needs no row splits
         weights = None if weights is None else tf.reshape(weights, [-1])
         keys = keys_of_ids(feature.table, flat, inserts)
-        return _Taken(keys, weights, feature.combiner or "sum", unflatten)
+        return _LookupInput(keys, weights, feature.combiner or "sum", unflatten)
     each = shape[-1] if is_pooled else tf.constant(1, tf.int64)
     splits = tf.range(tf.reduce_prod(outer) + 1, dtype=tf.int64) * each
     matrix = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
@@ -201,7 +205,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
         weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
         matrix = tf.ragged.boolean_mask(matrix, is_id)
     keys = matrix.with_values(keys_of_ids(feature.table, matrix.values, inserts))
-    return _Taken(keys, weights, feature.combiner or "sum", unflatten)
+    return _LookupInput(keys, weights, feature.combiner or "sum", unflatten)
 
 
 def _is_id(feature: Feature, flat: tf.Tensor) -> tf.Tensor:

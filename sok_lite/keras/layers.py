@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from sok_lite.bridge.checks import refusing_names
 from sok_lite.keras.features import COMBINERS, Feature, mask_of, rows_of
+from sok_lite.keras.lookup_fusion import are_symbolic, note_call, prepared_rows
 from sok_lite.keras.table_keys import check_mask_value, tensor_of_ids
-from sok_lite.keras.together import is_made_of, note_place, prepared_rows
 
 _OF_TABLE = "It is for the table: sok_lite.keras.Table(name, dim, initializer)."
 
@@ -44,7 +44,7 @@ class EmbeddingsPart:
     def __init__(
         self, features: Any, name: str | None = None, trainable: bool = True, dtype: Any = None
     ) -> None:
-        named, listed = _named(features, self.table_class)
+        named, listed = _parse_features(features, self.table_class)
         tables = list({id(each.table): each.table for each in listed}.values())
         if len({table.name for table in tables}) < len(tables):
             raise ValueError(
@@ -80,8 +80,8 @@ class EmbeddingsPart:
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = self._tensors(inputs)
         rows = super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
-        if is_made_of(inputs):
-            note_place(self, self._flat("inputs", inputs), not args and not kwargs)
+        if are_symbolic(inputs):
+            note_call(self, self._flat("inputs", inputs), not args and not kwargs)
         return rows
 
     def _tensors(self, inputs: Any) -> Any:
@@ -116,7 +116,7 @@ class EmbeddingsPart:
             flat = [] if weights is None else self._flat("weights", weights, may_miss=True)
             rows = rows_of(self._of.features, ids, flat or [None] * len(ids), training)
         dtype = self.compute_dtype  # type: ignore[attr-defined]
-        return self._packed(self._of.names, [tf.cast(each, dtype) for each in rows])
+        return self._pack(self._of.names, [tf.cast(each, dtype) for each in rows])
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Checks the input dtype while Keras 3 builds a functional model."""
@@ -132,7 +132,7 @@ class EmbeddingsPart:
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the output shapes of `call`."""
         pairs = zip(self._of.features, self._flat("input_shape", input_shape), strict=True)
-        return self._packed(self._of.names, [_shape_of_rows(*each) for each in pairs])
+        return self._pack(self._of.names, [_shape_of_rows(*each) for each in pairs])
 
     def compute_mask(self, inputs: Any, previous: Any = None) -> Any:
         """Returns the masks of features with a `mask_value` and no combiner."""
@@ -141,7 +141,7 @@ class EmbeddingsPart:
         pairs = zip(self._of.features, self._flat("inputs", inputs), strict=True)
         masks = [mask_of(feature, ids, self.package) for feature, ids in pairs]
         is_none = all(mask is None for mask in masks)
-        return None if is_none else self._packed(self._of.names, masks)
+        return None if is_none else self._pack(self._of.names, masks)
 
     def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
         names = self._of.names
@@ -170,7 +170,7 @@ class EmbeddingsPart:
         return [inputs.get(name) for name in names]
 
     @staticmethod
-    def _packed(names: Any, values: list[Any]) -> Any:
+    def _pack(names: Any, values: list[Any]) -> Any:
         """Returns one value per feature, structured as the features."""
         return values if names is None else dict(zip(names, values, strict=True))
 
@@ -189,9 +189,9 @@ class EmbeddingsPart:
         """Returns a layer from a config of `get_config`."""
         config = dict(config)
         names, listed, tables = (config.pop(name) for name in ("names", "listed", "tables"))
-        made = [_made_anew(table, cls.package) for table in tables]
+        made = [_copy_table(table, cls.package) for table in tables]
         features = [Feature(**{**each, "table": made[each["table"]]}) for each in listed]
-        return cls(cls._packed(names, features), **config)
+        return cls(cls._pack(names, features), **config)
 
 
 class EmbeddingPart(EmbeddingsPart):
@@ -260,17 +260,14 @@ class EmbeddingPart(EmbeddingsPart):
         return tensor_of_ids(self._of.tables[0], inputs)
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
-        """Returns the rows of ids: ids.shape + [dim], or combined over the last dimension.
-
-        Arguments as for `Embeddings.call`.
-        """
+        """As `Embeddings.call` for one feature: ids.shape + [dim], or combined over the last."""
         return self._rows(ids, weights, training)
 
     def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
         return [inputs]
 
     @staticmethod
-    def _packed(names: Any, values: list[Any]) -> Any:
+    def _pack(names: Any, values: list[Any]) -> Any:
         return values[0]
 
 
@@ -287,7 +284,7 @@ def _shape_of_rows(feature: Feature, shape: Any) -> tuple[int | None, ...]:
     return (*(tuple(shape)[:-1] if is_pooled else shape), feature.table.dim)
 
 
-def _named(features: Any, table_class: Any) -> tuple[list[str] | None, list[Feature]]:
+def _parse_features(features: Any, table_class: Any) -> tuple[list[str] | None, list[Feature]]:
     """Returns the feature names (None for a list) and the features."""
     is_dict = isinstance(features, Mapping)
     if not is_dict and (isinstance(features, (str, Feature)) or not isinstance(features, Sequence)):
@@ -320,7 +317,7 @@ def _feature(value: Any, table_class: Any) -> Feature:
     return feature
 
 
-def _made_anew(table: Any, package: Any) -> Any:
+def _copy_table(table: Any, package: Any) -> Any:
     """Returns a new table from a table or its Keras config."""
     if isinstance(table, dict):
         return package.saving.deserialize_keras_object(table)

@@ -83,7 +83,7 @@ class TableMetricsPart:
         self.history = {}
         self._before = self._told = self._steps = 0
         if self._every is not None:
-            self._last, self._work = self._of_tables(_totals_of), _work()
+            self._last, self._work = self._apply(_totals_of), _work()
         if self._log_dir is not None and (comm is None or comm.rank == 0):
             self._writer = tf.summary.create_file_writer(str(self._log_dir))
 
@@ -108,10 +108,10 @@ class TableMetricsPart:
         since = self._steps - self._told
         if self._steps // self._every > self._told // self._every:
             self._told = self._steps
-            self._tell(self._steps, since)
+            self._report(self._steps, since)
 
-    def _tell(self, step: int, since: int) -> None:
-        now = self._of_tables(_totals_of)
+    def _report(self, step: int, since: int) -> None:
+        now = self._apply(_totals_of)
         told: dict[str, float] = {}
         flat = np.array([list(facts.values()) for facts in now.values()], np.float64)
         last = np.array([list(self._last.get(name, now[name]).values()) for name in now])
@@ -153,7 +153,7 @@ class TableMetricsPart:
             for name, value in told.items():
                 tf.summary.scalar(f"{group}/{name}", value)
 
-    def _of_tables(
+    def _apply(
         self, function: Callable[[EmbeddingTable], dict[str, int]]
     ) -> dict[str, dict[str, int]]:
         """Applies a function to each table of the model; returns results by name."""
@@ -162,12 +162,12 @@ class TableMetricsPart:
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Records the counters at the start of the epoch."""
-        self._made = {name: facts["made"] for name, facts in self._of_tables(_facts_of).items()}
+        self._made = {name: facts["made"] for name, facts in self._apply(_facts_of).items()}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds totals to the logs, and per-table numbers to `history` and TensorBoard."""
         self._before = self._steps
-        found = self._of_tables(_facts_of)
+        found = self._apply(_facts_of)
         if not found:
             return
         for name, facts in found.items():

@@ -25,8 +25,8 @@ from sok_lite.engine.owner import HASH, MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.table.hkv_options import HkvOptions, refuse_option_of_hybrid, rounded_up
 from sok_lite.keras.features import Feature, rows_of
+from sok_lite.keras.lookup_fusion import note_call, prepared_rows
 from sok_lite.keras.table_keys import key_of, keys_of, tensor_of_ids
-from sok_lite.keras.together import note_place, prepared_rows
 from sok_lite.keras.weight import TableWeight, load_rows, save_rows
 
 _numbers = itertools.count()
@@ -234,7 +234,7 @@ class TablePart:
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
         _check_names_differ(self.name, ids)
         rows = super().__call__(tensor_of_ids(self, ids), *args, **kwargs)  # type: ignore[misc]
-        note_place(self, [ids], not args and not kwargs)
+        note_call(self, [ids], not args and not kwargs)
         return rows
 
     def __bool__(self) -> bool:
@@ -300,8 +300,7 @@ class TablePart:
         `sok_lite.hash_strings`; Python integers are rejected.
 
         Args:
-          keys: (n,) integers or strings.
-          rows: (n, dim).
+          keys, rows: (n,) integers or strings, and (n, dim).
 
         Raises:
           TypeError: keys are not of the table's kind, or rows are not floats.
@@ -334,11 +333,8 @@ class TablePart:
         A formerly popular key then has to be seen again to stay.
 
         Args:
-          factor: from 0 to 1, such as 0.5 once a day. The next increment of a checkpoint is a full
-            one.
-
-        Raises:
-          TypeError, ValueError: an invalid `factor`, or a table that does not evict by counts.
+          factor: from 0 to 1 (else an error, as for a table that does not evict by counts), such as
+            0.5 once a day. The next increment of a checkpoint is a full one.
         """
         table_ops.decay_scores(self.variable, factor)
 
@@ -351,16 +347,12 @@ class TablePart:
     ) -> tf.Tensor:
         """Removes this rank's keys that were not seen recently; returns how many.
 
-        The call is atomic and shows no progress: removing half of 10 million keys of dim 16 takes
-        about a second of one core.
+        Pass exactly one of the arguments; days and the like raise. The call is atomic and shows no
+        progress: removing half of 10 million keys of dim 16 takes about a second of one core.
 
         Args:
           num_lookups: removes keys that none of the table's last `num_lookups` lookups asked for.
           seconds: removes keys that no lookup asked for within that time.
-          others: rejected: days and the like raise.
-
-        Raises:
-          TypeError, ValueError: not exactly one of the two, an unknown argument, or no number >= 0.
         """
         return table_ops.expire(self.variable, num_lookups=num_lookups, seconds=seconds, **others)
 
@@ -408,12 +400,8 @@ class TablePart:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Returns a table from a config of `get_config`.
-
-        Raises:
-          NotImplementedError: layers share it, and only this one is being made.
-        """
-        return _table_of(cls, config)
+        """Returns a table; NotImplementedError if layers share it, and only this one is made."""
+        return _table_from_config(cls, config)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes keys, rows, optimizer states and scores of all ranks to a Keras store.
@@ -464,8 +452,8 @@ def _checked_arguments(
         )
     check_integer("dim", dim, 1)
     check_integer("seed", seed)
-    key_type = _TEXTS if key_type in (str, _TEXTS, tf.string) else _name_of(key_type)
-    row_dtype = _name_of(row_dtype)
+    key_type = _TEXTS if key_type in (str, _TEXTS, tf.string) else _dtype_name(key_type)
+    row_dtype = _dtype_name(row_dtype)
     _check_among("key_type", key_type, _KEY_TYPES)
     _check_among("row_dtype", row_dtype, _ROW_DTYPES)
     _check_among("var_type", var_type, ("hbm", "hybrid"))
@@ -522,7 +510,7 @@ def _own_optimizer(package: Any, name: str, given: Any) -> Any:
     return optimizer
 
 
-def _name_of(dtype: Any) -> str:
+def _dtype_name(dtype: Any) -> str:
     """Returns the name of a dtype, or the text of another value."""
     try:
         return (
@@ -556,10 +544,7 @@ def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _shared_config(config: dict[str, Any], name: str, number: int) -> dict[str, Any]:
-    """Returns the config of a table that several layers share.
-
-    NotImplementedError: `clone_model` asks, which would not keep it shared.
-    """
+    """Returns the config of a shared table; `clone_model`, which would not share it, is refused."""
     if is_cloning():
         raise NotImplementedError(
             f"clone_model() does not know that several layers share table {name!r}: "
@@ -570,7 +555,7 @@ def _shared_config(config: dict[str, Any], name: str, number: int) -> dict[str, 
     return {**config, _SHARED: number}
 
 
-def _table_of(cls: Any, config: dict[str, Any]) -> Any:
+def _table_from_config(cls: Any, config: dict[str, Any]) -> Any:
     """Returns a table from a config, or the one already made for a shared table.
 
     NotImplementedError: several layers share it, and only this one is being made.
@@ -580,7 +565,7 @@ def _table_of(cls: Any, config: dict[str, Any]) -> Any:
     number = config.pop(_SHARED, None)
     # Some Keras versions track shared objects themselves.
     if number is None or (made is None and says_what_is_shared(cls.package)):
-        return _made(cls, config)
+        return _make_table(cls, config)
     if made is None:
         raise NotImplementedError(
             f"Several layers share table {config['name']!r}, and one of them cannot be made of "
@@ -588,11 +573,11 @@ def _table_of(cls: Any, config: dict[str, Any]) -> Any:
             "model_from_json, or give the layers that you make the same Table."
         )
     if number not in made:
-        made[number] = _made(cls, config)
+        made[number] = _make_table(cls, config)
     return made[number]
 
 
-def _made(cls: Any, config: dict[str, Any]) -> Any:
+def _make_table(cls: Any, config: dict[str, Any]) -> Any:
     made = {"initializer": object_of(config["initializer"], cls.package)}
     if config.get("optimizer") is not None:
         # A copy: the object of an unserialized config belongs to the other table.

@@ -107,10 +107,7 @@ def keys_of_texts(variable: Any, texts: tf.Tensor, remember: bool) -> tf.Tensor:
 
 
 def key_of(table: Any, key: Any) -> Any:
-    """Returns the key of a string or hash; in an integer table the argument itself.
-
-    TypeError: neither, in a string table.
-    """
+    """Returns the key of a string or hash (else TypeError); in an integer table the argument."""
     if not table.has_texts:
         return key
     if tf.is_tensor(key) and key.shape.rank == 0 and hasattr(key, "numpy"):

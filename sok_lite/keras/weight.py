@@ -35,11 +35,7 @@ _TEXTS = {"text_keys": tf.int64, "texts": tf.string}
 
 @unconverted
 class TableWeight(TableVariable):
-    """A layer weight whose rows are found by key.
-
-    Attributes:
-      is_frozen: whether its layer currently excludes it from training.
-    """
+    """A layer weight whose rows are found by key; `is_frozen`: its layer is not trained."""
 
     kind = "sok_lite.keras.Table"
     instead_of_value = "Use layer(keys) for some rows and table.export() for all."
@@ -82,9 +78,8 @@ class TableWeight(TableVariable):
 
     @contextmanager
     def showing_rows(self) -> Iterator[None]:
-        """A context in which the table reads as a dense variable (n, dim).
-
-        It has this rank's rows as of now, by ascending key.
+        """A context in which it reads as a dense variable (n, dim): this rank's rows by ascending
+        key.
         """
         handle, rows = self._handle, tf.Variable(table_exports.export(self)[1], trainable=False)
         # Eager operators read `_handle` and call no method.
@@ -168,7 +163,7 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
 
     Optimizer states go to optimizers that use the table. If Keras restores optimizers too, the rest
     waits for the next one with the same states; otherwise it is dropped. ValueError: something is
-    missing or is from another kind of table. Nothing has changed.
+    missing or is from another kind of table, and nothing has changed.
     """
     comm, dtypes = communicator(), variable.saved_dtypes()
     found = {match[1] for match in map(_OF_RANK.match, store.keys()) if match}

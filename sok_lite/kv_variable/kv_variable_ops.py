@@ -218,8 +218,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return self.saved.handles or [self.handle]  # a graph asks while the first one is made
 
     def ready_inputs(self) -> list[tf.Tensor]:
-        """Returns inputs that fail in a TF1 session which has not initialized the variable; else
-        [].
+        """Returns inputs that make a TF1 session fail before the variable is initialized; else [].
 
         A control dependency is not enough: TensorFlow may prune a read whose value nobody uses.
         """
@@ -261,7 +260,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         return int(table.options.enter_threshold)
 
     def get_generic_name(self) -> str:
-        """Returns the name with scopes; for a partition that of the whole."""
+        """Returns the name with scopes; for a partition the name of the whole."""
         return self.saved.name
 
     @property
@@ -369,7 +368,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         reference, share = weakref.ref(self), self.share  # a graph would keep the variable alive
 
         def run(outputs: Outputs, _: list[Array]) -> None:
-            for number, array in enumerate(share.exported(alive(reference).table, None)):
+            for number, array in enumerate(share.export(alive(reference).table, None)):
                 outputs.give(number, array)
 
         keys, rows = operation(
@@ -402,7 +401,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         keys, rows = method_call(
             self,
             "export",
-            lambda table: share.exported(table, cutoff),
+            lambda table: share.export(table, cutoff),
             [],
             [self.key_type, self.dtype],
             [[None], [None, self.dimension]],
@@ -470,7 +469,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         keys, rows = tf.cast(keys, self.key_type), tf.cast(rows, self.dtype)
 
         def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
-            mine = share.has(keys)
+            mine = share.contains(keys)
             refuse_foreign(table, keys[mine], "assign")
             _remove_all(table, share)
             table.insert_or_assign(keys[mine], rows[mine])
@@ -534,7 +533,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         share = self.share
 
         def run(table: EmbeddingTable) -> Array:
-            return alone(table, lambda: _removed_before(table, share, limit))
+            return alone(table, lambda: _remove_before(table, share, limit))
 
         (gone,) = method_call(self, "delete_with_timestamp", run, [], [self.key_type], [[None]])
         return gone
@@ -568,7 +567,7 @@ def _total(
     share = variable.share
 
     def run(table: EmbeddingTable) -> Array:
-        keys, shrunk = share.of(table.export_rows()[0]), share.of(table.shrunk_keys())
+        keys, shrunk = share.select(table.export_rows()[0]), share.select(table.shrunk_keys())
         return np.array(int(of_keys(table, keys) - of_keys(table, shrunk)), np.int64)
 
     (total,) = method_call(variable, method, run, [], [tf.int64], [[]])
@@ -589,7 +588,7 @@ def _remove_all(table: EmbeddingTable, share: Share) -> None:
         alone(table, lambda: table.erase(_known_keys(table, share)))
 
 
-def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Array:
+def _remove_before(table: EmbeddingTable, share: Share, seconds: float) -> Array:
     """Removes and returns the keys of a share that were not seen for some time."""
     keys = _known_keys(table, share)
     times = table.times(keys)
@@ -601,7 +600,7 @@ def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Arra
 def _known_keys(table: EmbeddingTable, share: Share) -> Array:
     """Returns the keys of a share that have a row or were seen."""
     keys = [table.export_rows()[0], table.pending_keys()]
-    return share.of(table.backend.xp.concatenate(keys))
+    return share.select(table.backend.xp.concatenate(keys))
 
 
 def _scatter(variable: KvVariable, operation: str, sparse_delta: Any) -> Any:

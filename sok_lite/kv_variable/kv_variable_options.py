@@ -51,7 +51,7 @@ class KvOptions:
       configs: options by name, of `sok_lite.engine.table.hkv_options.HkvOptions`: `init_capacity`,
         and `max_capacity` to evict the least frequent key from a full table, both rounded up to
         powers of two; MEM_SSD also takes `max_hbm_for_vectors` and `far_path`. MEM may have a
-        KvStorageConfig for StorageType.MEM_STORAGE, as in TFPlus. None: none.
+        KvStorageConfig for StorageType.MEM_STORAGE, as in TFPlus.
 
     Raises:
       TypeError: `combination`, `configs`, or the value of a StorageType of another type.

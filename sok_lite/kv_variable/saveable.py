@@ -67,9 +67,9 @@ class KvVariableSaveable(SaveableObject):
         """The names and tensors for the current operation of a saver."""
         call = saver_call()
         if call is not None and call.restores:
-            made, what = _made_for(self._saved, call.filename), ("found", self._named)
+            made, what = _saver_cache(self._saved, call.filename), ("found", self._named)
             if what not in made:
-                made[what] = _found(self._saved, self._named, call.filename)
+                made[what] = _find_tensor(self._saved, self._named, call.filename)
             key_type = self._saved.key_type
             return [SaveSpec(lambda: tf.zeros([0], key_type), "", made[what], key_type, _DEVICE)]
         dtypes = saved_dtypes(self._saved.key_type, self._saved.dtype)
@@ -78,10 +78,10 @@ class KvVariableSaveable(SaveableObject):
         def tensor(share: Share, name: str) -> tf.Tensor:
             call = saver_call()
             filename = None if call is None else call.filename
-            made = unnamed if filename is None else _made_for(self._saved, filename)
+            made = unnamed if filename is None else _saver_cache(self._saved, filename)
             what = ("saved", *self._how)
             if what not in made:
-                made[what] = _saved(self._saved, *self._how, filename)
+                made[what] = _save_table(self._saved, *self._how, filename)
             return made[what][share.number, name]
 
         return [
@@ -115,17 +115,17 @@ class KvVariableSaveable(SaveableObject):
                 f"Saver([KvVariableSaveable(v, {self._named!r})]).restore(session, path), with the "
                 "name that the checkpoint has."
             )
-        made, what = _made_for(self._saved, call.filename), ("restored", self._named)
+        made, what = _saver_cache(self._saved, call.filename), ("restored", self._named)
         if what not in made:
             made[what] = _restore(
                 self._saved, self._named, self._how[1], call.filename, restored_tensors[0]
             )
         if tf.executing_eagerly():
             return tf.no_op()
-        return self._saved.initialized(self._handles, made[what])
+        return self._saved.mark_initialized(self._handles, made[what])
 
 
-def _made_for(saved: SavedTable, filename: tf.Tensor) -> dict[Any, Any]:
+def _saver_cache(saved: SavedTable, filename: tf.Tensor) -> dict[Any, Any]:
     """Returns the tensors and operations made of a table for one saver, shared by its partitions.
 
     Keys: ("saved", mode, has_deltas): tensors by partition and name; ("found", variable name): a
@@ -136,7 +136,7 @@ def _made_for(saved: SavedTable, filename: tf.Tensor) -> dict[Any, Any]:
     return saved.made[1]
 
 
-def _saved(
+def _save_table(
     saved: SavedTable, mode: int, has_deltas: bool, filename: tf.Tensor | None
 ) -> dict[tuple[int, str], tf.Tensor]:
     """Returns the tensors of all partitions of a table, from one call."""
@@ -183,11 +183,8 @@ def _is_full(has_deltas: bool) -> tf.Tensor:
             return tf.compat.v1.placeholder_with_default(True, [], name=_FULL_EXPORT)
 
 
-def _found(saved: SavedTable, name: str, filename: tf.Tensor) -> Any:
-    """Returns the name of a tensor of key type that a checkpoint has of a variable.
-
-    If there is none, TensorFlow's error will show this expected name.
-    """
+def _find_tensor(saved: SavedTable, name: str, filename: tf.Tensor) -> Any:
+    """Returns the name of a checkpoint's tensor of key type, or an expected name for the error."""
     whole = weakref.ref(saved)
 
     def run(path: tf.Tensor) -> list[tf.Tensor]:
@@ -235,10 +232,7 @@ class SavedBySavers:
 
     @property
     def specs(self) -> list[Any]:
-        """The tensors for a `tf.compat.v1.train.Saver` made now, by its mode.
-
-        ValueError: the saver uses another name for it.
-        """
+        """The tensors for a TF1 saver made now; ValueError if it uses another name for this."""
         call = saver_call()
         if call is not None:
             self._check_names(call.names)
@@ -266,9 +260,7 @@ class SavedBySavers:
         return tf.no_op()
 
     def to_proto(self, export_scope: Any = None) -> None:
-        """Returns None, so that meta graphs leave the variable out: they cannot hold Python
-        functions.
-        """
+        """Returns None: meta graphs, which cannot hold Python functions, leave the variable out."""
 
 
 # ---- modes and deltas ----------------------------------------------------------------------------

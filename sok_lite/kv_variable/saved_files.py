@@ -15,7 +15,7 @@ from sok_lite.bridge.saveable import prefix_in_the_end
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import Content, concatenate, owned_by, owns
-from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
+from sok_lite.kv_variable.saved_tensors import Facts, decode, facts_of, saved_dtypes
 
 _RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")
 _KEYS = re.compile(r"(.+?)(?:/part_\d+)?:0-keys")
@@ -215,7 +215,7 @@ def check_forms(
                 )
 
 
-class Read(NamedTuple):
+class SavedContent(NamedTuple):
     """A variable as read."""
 
     content: Content
@@ -224,7 +224,7 @@ class Read(NamedTuple):
     deleted: np.ndarray  # (d,) removed keys
 
 
-def read(places: list[PartPlace], table: EmbeddingTable, threshold: int, name: str) -> Read:
+def read(places: list[PartPlace], table: EmbeddingTable, threshold: int, name: str) -> SavedContent:
     """Reads the saved keys of a variable that this rank owns."""
     whole = read_all(places, table.row_dtype, threshold, table.clock.read(), name)
     are_own = owns(table, *ranks())
@@ -234,11 +234,10 @@ def read(places: list[PartPlace], table: EmbeddingTable, threshold: int, name: s
 
 def read_all(
     places: list[PartPlace], row_dtype: RowDtype, threshold: int, now: float, name: str
-) -> Read:
+) -> SavedContent:
     """Reads the saved keys of a variable of all ranks.
 
     Args:
-      places: from `places_of`, checked, at least one.
       threshold: times that a key must be seen to get a row.
       now: time for keys saved without one.
 
@@ -251,7 +250,7 @@ def read_all(
         whose = f"{name!r} in {place.path!r}"
         names = [tensor for tensor in _TENSORS if place.has(tensor)]
         tensors = {tensor: place.tensor(tensor) for tensor in names}
-        contents.append(decoded(tensors, place.facts, row_dtype, threshold, now, whose))
+        contents.append(decode(tensors, place.facts, row_dtype, threshold, now, whose))
         deleted.append(tensors.get("delete_keys", tensors["keys"][:0]))
         if place.facts is None:
             continue
@@ -265,7 +264,7 @@ def read_all(
             f"Some ranks have saved all of {name!r} in {places[0].path!r}, others what has "
             "changed. Restore what they have saved together."
         )
-    return Read(content, are_deltas.pop(), saves, np.concatenate(deleted))
+    return SavedContent(content, are_deltas.pop(), saves, np.concatenate(deleted))
 
 
 _TENSORS = [

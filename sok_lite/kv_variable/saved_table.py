@@ -20,8 +20,15 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import select
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.restore import restore
-from sok_lite.kv_variable.saved_files import PartPlace, Read, check_forms, places_of, ranks, read
-from sok_lite.kv_variable.saved_tensors import Facts, as_of_table, changed, encoded, taken
+from sok_lite.kv_variable.saved_files import (
+    PartPlace,
+    SavedContent,
+    check_forms,
+    places_of,
+    ranks,
+    read,
+)
+from sok_lite.kv_variable.saved_tensors import Facts, apply_delta, as_of_table, copy_content, encode
 from sok_lite.kv_variable.share import Share
 
 
@@ -78,9 +85,9 @@ class SavedTable(tf.__internal__.tracking.Trackable):
 
         with tf.control_dependencies([restored]):
             done = array_call(self, f"The restore of {self.name!r}", forget)
-        return tf.no_op() if tf.executing_eagerly() else self.initialized(self.handles, done)
+        return tf.no_op() if tf.executing_eagerly() else self.mark_initialized(self.handles, done)
 
-    def initialized(self, handles: Sequence[tf.Tensor], after: Any) -> Any:
+    def mark_initialized(self, handles: Sequence[tf.Tensor], after: Any) -> Any:
         """Returns the operation that marks variables as initialized in a session."""
         with tf.control_dependencies([after]):
             empty = tf.zeros([0, self.dimension], self.dtype)
@@ -107,7 +114,12 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         comm = job.other_ranks()
         if comm is not None:  # a restore rejects keys that their owners have too
             warn_of_foreign_keys([table], comm)
-        content, save, base, deleted = taken(table), secrets.randbits(64), None, _no_keys(table)
+        content, save, base, deleted = (
+            copy_content(table),
+            secrets.randbits(64),
+            None,
+            _no_keys(table),
+        )
         if is_full:
             self._begin({rank: save}, num_ranks, is_logged)
         else:
@@ -120,7 +132,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             everything = np.ones(content.pending_keys.size, bool)
             content = select(content, np.isin(content.keys, keys), everything)
         return [
-            encoded(
+            encode(
                 content,
                 Facts(share.number, share.count, rank, num_ranks, 0, save, base, mode),
                 share,
@@ -166,9 +178,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         self.base = Base(saves, num_ranks, number, seen, changed_keys, removed_keys, is_logged)
 
     def prefix(self, name: str, share: Share) -> str:
-        """Returns the prefix of a partition's tensors, of a variable named `name` in the
-        checkpoint.
-        """
+        """Returns the prefix of a partition's tensors, of a variable named `name` in the file."""
         return f"{name}/part_{share.number}:0" if self._is_partitioned else f"{name}:0"
 
     def place(self, path: str, name: str) -> str:
@@ -210,7 +220,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         table: Any = self.table
         return int(table.options.enter_threshold)
 
-    def _restore(self, what: Read, path: str, is_logged: bool) -> None:
+    def _restore(self, what: SavedContent, path: str, is_logged: bool) -> None:
         num_ranks = max(len(what.saves), 1)
         if not what.is_delta:
             restore(self.table, as_of_table(what.content))
@@ -221,17 +231,14 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             return
         last = self.base
         self._check_base(what, path)
-        known = changed(taken(self.table), what.content, what.deleted, repr(self.name))
+        known = apply_delta(copy_content(self.table), what.content, what.deleted, repr(self.name))
         restore(self.table, as_of_table(known))
         self.base = None
         if last is not None and what.saves:
             self._begin(last.saves, num_ranks, is_logged, what.content.keys, what.deleted)
 
-    def _check_base(self, what: Read, path: str) -> None:
-        """Raises ValueError if a delta changes another save than the table's base.
-
-        TFPlus' deltas do not name their save.
-        """
+    def _check_base(self, what: SavedContent, path: str) -> None:
+        """Raises ValueError if a delta (not TFPlus', which name none) changes another save."""
         if not what.saves:
             return
         last, table = self.base, self.table

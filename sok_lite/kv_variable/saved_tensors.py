@@ -84,17 +84,15 @@ def saved_dtypes(key_type: tf.DType, dtype: tf.DType) -> dict[str, tf.DType]:
     }
 
 
-def encoded(
+def encode(
     content: Content, facts: Facts, share: Share, deleted: np.ndarray, row_dtype: RowDtype
 ) -> dict[str, Any]:
     """Returns the tensors of a part of a table, by name: arrays, numbers and strings.
 
     Args:
-      content: of the whole table, or the changes of a delta.
       facts: of the part; the number of rows is filled in here.
-      deleted: (d,) removed keys.
     """
-    part = select(content, share.has(content.keys), share.has(content.pending_keys))
+    part = select(content, share.contains(content.keys), share.contains(content.pending_keys))
     # Few rows begin with a zero: only those are checked.
     zeros = np.flatnonzero(row_dtype.is_below(np, part.values[:, 0], CUTOFF))
     zeros = zeros[row_dtype.is_below(np, part.values[zeros], CUTOFF).all(axis=1)]
@@ -102,7 +100,7 @@ def encoded(
     is_zero[zeros] = True
     for state in part.states:
         is_shrunk[zeros] |= (state.rows[zeros] != np.float32(state.initial)).any(axis=1)
-    deleted = deleted[share.has(deleted)]
+    deleted = deleted[share.contains(deleted)]
     if facts.mode == PREDICT:
         if facts.base is not None:
             deleted = np.union1d(deleted, part.keys[is_zero])
@@ -133,10 +131,7 @@ def encoded(
 
 
 def facts_of(text: Any, whose: str) -> Facts:
-    """Parses the facts of a checkpoint; `whose` names it in errors.
-
-    ValueError: written by a later version, or corrupt.
-    """
+    """Parses a checkpoint's facts. ValueError: from a later version, or corrupt."""
     try:
         facts = parsed(text)
         version = facts.pop("version")
@@ -153,7 +148,7 @@ def facts_of(text: Any, whose: str) -> Facts:
         raise ValueError(f"What was saved of {whose} is corrupt: {error}.") from error
 
 
-def decoded(
+def decode(
     tensors: Mapping[str, Any],
     facts: Facts | None,
     row_dtype: RowDtype,
@@ -259,11 +254,8 @@ def _states(
 # ---- counts and times, comparable between clocks ------------------------------------------------
 
 
-def taken(table: EmbeddingTable) -> Content:
-    """Copies the current content of a table. The caller holds the table's lock.
-
-    MemoryError: no memory for it.
-    """
+def copy_content(table: EmbeddingTable) -> Content:
+    """Copies the content of a table, whose lock the caller holds. MemoryError: no memory."""
     whole, times_of = take(table), table.clock.times_of
     columns, pending = whole.columns, whole.pending
     scores = columns.get("scores", np.empty(0, np.uint64))
@@ -281,10 +273,7 @@ def taken(table: EmbeddingTable) -> Content:
 
 
 def as_of_table(known: Content) -> Content:
-    """Converts times to numbers of lookups, as tables have them.
-
-    There is a lookup for each time, and a last one without keys.
-    """
+    """Converts times to numbers of lookups: one for each time, and a last one without keys."""
     of_keys, of_pending = known.columns["times"], known.pending["times"]
     at = np.unique(np.concatenate([of_keys, of_pending]))
     at = at[at > 0]
@@ -307,7 +296,7 @@ def are_distinct(keys: np.ndarray) -> bool:
     return not bool((ordered[1:] == ordered[:-1]).any())
 
 
-def changed(known: Content, delta: Content, removed: np.ndarray, whose: str) -> Content:
+def apply_delta(known: Content, delta: Content, removed: np.ndarray, whose: str) -> Content:
     """Applies a delta to a content.
 
     Args:

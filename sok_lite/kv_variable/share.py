@@ -18,20 +18,20 @@ class Share:
         """Whether it is all keys."""
         return self.count == 1
 
-    def has(self, keys: Array) -> Array:
+    def contains(self, keys: Array) -> Array:
         """Returns whether each key (n,) belongs to it, (n,) bool."""
         return keys % self.count == self.number
 
-    def of(self, keys: Array) -> Array:
+    def select(self, keys: Array) -> Array:
         """Selects its keys, in order."""
-        return keys if self.is_whole else keys[self.has(keys)]
+        return keys if self.is_whole else keys[self.contains(keys)]
 
-    def exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
+    def export(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
         """Returns keys (n,), ascending, and rows (n, dim); skips rows below a cutoff."""
         keys, rows = table.export(cutoff=cutoff)
         if self.is_whole:
             return keys, rows
-        mine = self.has(keys)
+        mine = self.contains(keys)
         return keys[mine], rows[mine]
 
 

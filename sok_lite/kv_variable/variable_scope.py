@@ -68,17 +68,17 @@ def get_kv_variable(
       embedding_dim: length of a row; not needed for an existing variable.
       key_dtype: tf.int64 (also int) or tf.int32.
       value_dtype: tf.float32, tf.float16 or tf.bfloat16.
-      initializer: of Keras or TensorFlow, or a tensor of static shape: one number, a row, or rows,
-        of which each key takes one. None: that of the scope, else Glorot uniform for a [10000,
-        embedding_dim] matrix, as in TFPlus.
+      initializer: of Keras or TensorFlow, or a tensor of static shape: one number, a row, or rows
+        to choose from by key. None: the scope's, else Glorot uniform for a [10000, embedding_dim]
+        matrix, as in TFPlus.
       trainable: whether it is trained; None: it is.
       collections: graph collections to add it to; None: [GraphKeys.GLOBAL_VARIABLES]. Trainable
         ones are also in GraphKeys.TRAINABLE_VARIABLES.
       partitioner: maps a shape and a dtype to the number of partitions per axis, such as
-        `tf.compat.v1.fixed_size_partitioner(n)`; None: that of the scope, else none.
+        `tf.compat.v1.fixed_size_partitioner(n)`; None: the scope's, if any.
       constraint: must be None.
       regularizer: called with the variable; its result is added to GraphKeys.REGULARIZATION_LOSSES.
-        It reads all rows. None: that of the scope.
+        It reads all rows. None: the scope's.
       enter_threshold: times that training must see a key before it gets a row; 0 and 1: once.
       kv_options: where the rows are kept; None: in one memory.
 
@@ -112,7 +112,7 @@ def get_kv_variable(
             "and clip what you look up, as by max_norm."
         )
     with _naming:
-        found = _found(full_name, scope.reuse)
+        found = _find_variable(full_name, scope.reuse)
         if found is not None:
             _check_form(found, embedding_dim, keys, values)
             _check_keeping(found, threshold, partitioner or scope.partitioner)
@@ -160,7 +160,7 @@ def _refuse_scopes(call: Any, path: Any, assignment_map: Any, /) -> Any:
     return call(path, pairs)
 
 
-def _found(name: str, reuse: Any) -> KvVariable | None:
+def _find_variable(name: str, reuse: Any) -> KvVariable | None:
     """Returns the variable of a name, if the scope permits finding it."""
     if tf.executing_eagerly() or tf.inside_function():
         # Scopes made in eager mode reuse; one that TensorFlow made earlier may not say so.
@@ -210,10 +210,7 @@ def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -
 
 
 def _check_keeping(found: KvVariable, threshold: int, partitioner: Any) -> None:
-    """Raises ValueError if a variable admits or partitions keys otherwise than requested.
-
-    Arguments left out always match.
-    """
+    """Raises ValueError if a variable admits or partitions keys otherwise than explicitly asked."""
     has = found.enter_threshold
     if threshold and max(has, 1) != threshold:
         raise ValueError(
@@ -403,15 +400,11 @@ def _checked_threshold(enter_threshold: Any) -> int:
 
 
 def _initial_value(initializer: Any, dim: int) -> Any:
-    """Returns an initializer of the engine.
+    """Returns an initializer of the engine, or ValueError for an unknown or unsuitable shape.
 
-    Args:
-      initializer: of Keras, tf_keras or TensorFlow, its class, or a function that returns a tensor
-        or an initializer; None: Glorot uniform; a tensor or array of one number, of `dim`, or of
-        rows (n, dim), of which each key takes one.
-
-    Raises:
-      ValueError: a tensor without a static shape, or of another shape.
+    It may be of Keras, tf_keras or TensorFlow, its class, or a function that returns a tensor or an
+    initializer; None: Glorot uniform; a tensor or array of one number, of `dim`, or of rows (n,
+    dim), of which each key takes one.
     """
     if initializer is None:
         initializer = tf.compat.v1.glorot_uniform_initializer()

@@ -100,8 +100,7 @@ class Frame:
         """Returns the results of a lookup that native code has begun; None if it has not.
 
         Then this thread holds the locks of the tables, and their clocks have advanced. To be
-        written:
-        the counters, int64 on the host, and `num_rows` row numbers, uint32 of the backend.
+        written: the counters, int64 on the host, and `num_rows` row numbers, uint32 of the backend.
         """
         counters, rows = self._begun
         if not counters:
@@ -128,11 +127,10 @@ class Frame:
         dtypes: Sequence[int],
         is_on_host: bool = False,
     ) -> list[int]:
-        """Allocates consecutive outputs of one rank, not initialised; returns the addresses.
+        """Allocates consecutive outputs of one rank, not initialized; returns the addresses.
 
         `dtypes` are TensorFlow's numbers; `is_on_host`: wherever the operation runs. Raises
-        MemoryError,
-        or RuntimeError: the operation has ended, or another error of TensorFlow.
+        MemoryError, or RuntimeError: the operation has ended, or another error of TensorFlow.
         """
         count, num_dims = len(shapes), len(shapes[0])
         sizes = [math.prod(s) * _DTYPES[t].itemsize for s, t in zip(shapes, dtypes, strict=True)]

@@ -87,11 +87,7 @@ class Histogram(NamedTuple):
 
 
 class Counting:
-    """A histogram being filled.
-
-    Args:
-      others: reasons for keys outside of all ranges.
-    """
+    """A histogram being filled; `others`: reasons for keys outside of all ranges."""
 
     def __init__(self, unit: str, edges: Sequence[float], others: Sequence[str]) -> None:
         self._unit, self._edges = unit, np.array(edges, np.float64)

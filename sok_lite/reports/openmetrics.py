@@ -5,10 +5,12 @@ of a few words, never keys: each label value is a time series of its own.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sok_lite._version import __version__
+from sok_lite.engine.files.readonly import ReadonlyTables
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.work_done import (
     BEGAN,
@@ -192,10 +194,7 @@ def samples_of_process() -> list[Sample]:
 
 
 def checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns labels that a program adds to all numbers.
-
-    TypeError, ValueError: an invalid name or text, or a reserved name.
-    """
+    """Returns a program's labels. TypeError, ValueError: an invalid or reserved one."""
     for name, text in dict(labels or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(
@@ -249,3 +248,51 @@ def _line(family: Family, labels: dict[str, str], value: float) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+# ---- checkpoints that a process serves by `open_readonly` --------------------------------------
+
+_SERVED_KEYS = Family(
+    "sok_served_keys", "gauge", "", "Keys with a row in the checkpoint that is open."
+)
+_SERVED_AGE = Family(
+    "sok_served_age_seconds",
+    "gauge",
+    "seconds",
+    "Time since the checkpoint that is open was published.",
+)
+
+
+def served_in(tables: Any) -> list[ReadonlyTables]:
+    """Returns the checkpoints in an argument of `sok_lite.metrics`; [] for live tables."""
+    items = [tables] if isinstance(tables, ReadonlyTables) else tables
+    if not isinstance(items, (list, tuple)):
+        return []
+    served = [item for item in items if isinstance(item, ReadonlyTables)]
+    if served and len(served) < len(items):
+        raise TypeError(
+            "`tables` must be live tables, or what open_readonly gave. Received: both. Ask for "
+            "their metrics one by one."
+        )
+    return served
+
+
+def prometheus_of_served(
+    served: Sequence[ReadonlyTables], labels: Mapping[str, str] | None = None
+) -> str:
+    """Returns the numbers of open checkpoints; raises as `sok_lite.metrics.prometheus`."""
+    more = checked_labels(labels)
+    counts = Counter(name for tables in served for name in tables)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise ValueError(
+            "Tables must have different names, by which their metrics are told apart. Received: "
+            f"{counts[repeated[0]]} checkpoints with a table {repeated[0]!r}. Ask for their "
+            "metrics one by one, with other `labels`."
+        )
+    of_tables = [
+        (name, [Sample(_SERVED_KEYS, len(table), {}), Sample(_SERVED_AGE, tables.age, {})])
+        for tables in served
+        for name, table in tables.items()
+    ]
+    return openmetrics(0, of_tables, [Sample(START, BEGAN, {})], more)

@@ -41,8 +41,8 @@ def checked_dimension(dimension: Any) -> int:
 def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the table options among keyword arguments.
 
-    TypeError: an unknown option, or one of a wrong type. ValueError: out of range, or an option
-    that "hbm" does not have in SOK either.
+    TypeError: an unknown option or type. ValueError: out of range, or an option that "hbm" does not
+    have in SOK either.
     """
     if var_type not in ("hbm", "hybrid"):
         raise ValueError(f"`var_type` must be 'hbm' or 'hybrid'. Received: var_type={var_type!r}.")
@@ -87,10 +87,7 @@ def _warn_of_ignored(names: Iterable[str]) -> None:
 
 
 def plain_initializer(initializer: Any) -> Any:
-    """Converts a tensor or variable of one repeated number to that number.
-
-    ValueError: its elements differ, are missing, or not yet known.
-    """
+    """Converts a tensor or variable of one repeated number to it; ValueError if it is not known."""
     if initializer is None:
         return ""
     if not tf.is_tensor(initializer):
@@ -120,10 +117,7 @@ def checked_mode(mode: Any) -> int:
 
 
 def checked_owner(mode: Any, partitioner: Any) -> OwnerRule:
-    """Returns the rule for owner ranks.
-
-    ValueError: an invalid `partitioner`, or one for a localized table.
-    """
+    """Returns the rule for owner ranks. ValueError: invalid, or given for a localized table."""
     rank = checked_mode(mode)
     if rank >= 0 and partitioner is not None:
         raise ValueError(
@@ -150,10 +144,7 @@ def dtype_name(dtype: Any, default: str, argument: str) -> str:
 
 
 def checked_gradient_dtype(dtype: Any) -> bool:
-    """Returns whether gradients are sent as bfloat16, not float32.
-
-    TypeError: not a dtype. ValueError: another one.
-    """
+    """Returns whether gradients are sent as bfloat16, not float32; else raises."""
     name = dtype_name(dtype, "float32", "gradient_dtype")
     if name not in ("float32", "bfloat16"):
         raise ValueError(
@@ -164,10 +155,7 @@ def checked_gradient_dtype(dtype: Any) -> bool:
 
 
 def checked_row_dtype(dtype: Any) -> RowDtype:
-    """Returns the format of a variable's rows, one of SOK's three.
-
-    TypeError: not a dtype. ValueError: another one.
-    """
+    """Returns the format of rows, one of SOK's three. TypeError, ValueError: another one."""
     name = dtype_name(dtype, "float32", "dtype")
     if name not in _ROW_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_ROW_DTYPES)}. Received: {name!r}.")

@@ -129,16 +129,10 @@ def _use_legacy_optimizers() -> None:
 
 
 def set_comm_tool(tool: str | None = None, *, comm_tool: str | None = None) -> None:
-    """Stores the communication tool, as `init` does. Every rank must call it.
+    """Stores the communication tool, as `init` does, with its errors. Every rank must call it.
 
     Args:
-      tool: "horovod", "mpi" or "single".
-      comm_tool: the same, by the name in `init`.
-
-    Raises:
-      TypeError: not exactly one of the two is passed.
-      ValueError: an unknown tool. RuntimeError: called before with another tool, or several ranks
-        were launched and the tool cannot connect them.
+      tool: "horovod", "mpi" or "single"; or `comm_tool`, by the name in `init`.
     """
     tools = [name for name in (tool, comm_tool) if name is not None]
     if len(tools) != 1:

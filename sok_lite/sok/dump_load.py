@@ -1,7 +1,4 @@
-"""SOK's dump and load: checkpoints of variables, for any number of ranks.
-
-See docs/checkpoint_format.md for the files.
-"""
+"""SOK's dump and load, for any number of ranks; docs/checkpoint_format.md describes the files."""
 
 import base64
 import os
@@ -134,8 +131,9 @@ def load(
 ) -> None:
     """Loads a checkpoint of `dump` into variables, on any number of ranks. Every rank must call it.
 
-    Either all variables change on all ranks, or none. Their kind (`var_type`) and options may
-    differ from the saved ones; dimension, key_type and dtype must match.
+    `progress` and further errors are as for `dump`. Either all variables change on all ranks, or
+    none. Their kind (`var_type`) and options may differ from the saved ones; dimension, key_type
+    and dtype must match.
 
     Args:
       path: of the folder, or its address; for the folder of a sok_lite.keras.Checkpoint, its newest
@@ -147,8 +145,6 @@ def load(
         even without it.
       mode: "replace": a variable has exactly the saved keys. "merge": it keeps its other keys.
       cast: whether to convert rows saved in another float dtype.
-      progress: whether rank 0 shows a progress bar; None: if it writes to a terminal and tqdm is
-        installed.
       on_full: what happens if a "hybrid" table has no room for all keys, as on fewer ranks:
         "error": nothing is loaded. "evict": keys with the lowest scores are left out, as the table
         would evict them, and the logger `sok_lite` reports their number. That takes about 40 bytes
@@ -157,10 +153,8 @@ def load(
     Raises:
       TypeError, ValueError: an argument is invalid or differs between ranks, variables do not match
         the checkpoint, or a file is corrupt.
-      RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
         ranks raise the same, and no variable has changed.
-      ImportError: `progress` is True and tqdm is not installed.
     """
     _check_eager("load")
     variables, wrappers = _checked_arguments(load_vars, optimizer, "load")
@@ -238,14 +232,11 @@ def log_removals(sok_vars: Any) -> None:
     Increments of `sok.dump` then list them too, so a refreshing reader need not compare all keys.
     The log takes 23 to 34 bytes per removed key until that is forgotten. A log that exists
     continues; a table that is loaded starts a new one. No communication: each rank calls it for its
-    own part.
+    own part. Other objects raise TypeError.
 
     Args:
       sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of these; for a
         Keras layer or model its tables.
-
-    Raises:
-      TypeError: it is none of them. MemoryError: no memory for the log.
 
     Examples:
       >>> from datetime import datetime, timedelta
@@ -371,7 +362,7 @@ def _items(
 
 
 def _counters(wrapper: WrappedOptimizer) -> list[Any]:
-    """Returns the step counters: the wrapper's, and that of the inner optimizer if any."""
+    """Returns the step counters: the wrapper's, and the inner optimizer's if any."""
     inner = inner_of(wrapper.optimizer)
     own = getattr(wrapper.optimizer, "iterations", None)
     if num_batches(inner) > 1:  # then it is not a variable
@@ -396,10 +387,7 @@ def _kept_of(wrapper: WrappedOptimizer) -> dict[str, Any]:
 
 
 def _carried_in(kept: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the carried values of `_kept_of`; empty without any.
-
-    ValueError, TypeError: they are corrupt.
-    """
+    """Returns the carried values of `_kept_of`, if any. ValueError, TypeError: they are corrupt."""
     if "carried" not in kept:
         return {}
     return CarriedState.read(base64.b64decode(kept["carried"], validate=True))

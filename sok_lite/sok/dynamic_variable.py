@@ -206,9 +206,8 @@ class DynamicVariable(TableVariable):
 
     @property
     def initializer_str(self) -> Any:
-        """The initializer, to make another variable alike: a string, "" for the default.
-
-        A Keras or TensorFlow object is returned as it is.
+        """The initializer, to make another variable alike: "" for the default, a string, or an
+        object.
         """
         return self._initializer_str
 

@@ -1,7 +1,4 @@
-"""`sok.lookup_sparse`: looks up keys of all ranks in all tables of a call together.
-
-Also the helpers of SOK's module of this name.
-"""
+"""`sok.lookup_sparse`: keys of all ranks in all tables of a call; and SOK's helpers beside it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -141,23 +138,15 @@ def _check_filter(arguments: list[Argument]) -> None:
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     """Looks keys up in the table of all ranks, and returns a row for each.
 
-    It equals `lookup_sparse` with one key per batch row. Every rank must call it, with any number
-    of keys. New keys are inserted.
+    It equals `lookup_sparse` of one variable with one key per batch row, with its gradient and
+    errors. Every rank must call it, with any number of keys. New keys are inserted.
 
     Args:
       param: the variable, distributed or localized.
       indices: (n,) integer keys.
 
     Returns:
-      (n, dimension) of the variable's dtype. Its gradient is an IndexedSlices of the distinct keys
-      that this rank owns, with rows summed over all ranks.
-
-    Raises:
-      RuntimeError: `sok.init` has not connected the ranks, or a localized table names a rank out of
-        range.
-      NotImplementedError: a tf.Variable.
-      TypeError: several variables, or keys that are not integers.
-      ValueError: keys of another shape, or one that does not fit the key type.
+      (n, dimension) of the variable's dtype.
     """
     comm = communicator()
     if isinstance(param, (list, tuple)):

@@ -294,10 +294,7 @@ class SGD(RowOptimizer):
 
 
 def _refuse_in_loss_scales(name: str, package: Any) -> None:
-    """Makes the LossScaleOptimizers of a Keras reject SOK's when they are made.
-
-    Keras 3's would accept one, and fail in its first step.
-    """
+    """Makes a Keras' LossScaleOptimizers reject SOK's when made, not in the first step."""
     if name == "keras":
         hooks.around(
             package.optimizers.LossScaleOptimizer, "__init__", hooks.checking, _refuse_ours

@@ -386,11 +386,8 @@ def group_lookup(
 
     Args:
       handles: of dynamic and dense variables, mixed.
-      indices: as many tensors of keys, or row numbers.
+      indices: as many tensors of keys, or row numbers; else ValueError.
       dtype: of the results; None: the table's, and tf.float32 for a dense variable.
-
-    Raises:
-      ValueError: not as many indices as handles.
     """
     if len(handles) != len(indices):
         raise ValueError(
@@ -419,7 +416,6 @@ def dist_select(indices: Any, num_splits: int, name: str | None = None) -> DistS
 
     Args:
       indices: (n,) integers.
-      num_splits: number of ranks.
 
     Raises:
       TypeError: keys are not integers. ValueError: no ranks.

@@ -21,7 +21,7 @@ def nvrtc():
 
 def test_a_gpu_that_is_known_gets_machine_code(nvrtc):
     assert nvrtc.architecture("80") == "-arch=sm_80"
-    made = nvrtc.compiled(SOURCE, [nvrtc.architecture("90")])
+    made = nvrtc.compile(SOURCE, [nvrtc.architecture("90")])
     assert made.binary.startswith(b"\x7fELF")
     assert ".target sm_90" in made.ptx and ".entry k(" in made.ptx
 
@@ -32,7 +32,7 @@ def test_a_newer_gpu_than_nvrtc_knows_gets_what_its_driver_can_compile(nvrtc):
     newest = max(cupy.cuda.nvrtc.getSupportedArchs())
     flag = nvrtc.architecture(str(newest + 100))
     assert flag == f"-arch=compute_{newest}"
-    made = nvrtc.compiled(SOURCE, [flag])
+    made = nvrtc.compile(SOURCE, [flag])
     assert made.binary == made.ptx.encode()
 
 
@@ -42,16 +42,16 @@ def test_a_gpu_that_is_too_old_is_refused(nvrtc):
 
 
 def test_products_are_not_fused_and_small_numbers_are_kept(nvrtc):
-    ptx = nvrtc.compiled(SOURCE, [*FLAGS, "-arch=sm_90"]).ptx
+    ptx = nvrtc.compile(SOURCE, [*FLAGS, "-arch=sm_90"]).ptx
     assert "mul.rn.f32" in ptx and "add.rn.f32" in ptx and "ftz" not in ptx
-    assert "fma.rn.f32" in nvrtc.compiled(SOURCE, ["-arch=sm_90"]).ptx
+    assert "fma.rn.f32" in nvrtc.compile(SOURCE, ["-arch=sm_90"]).ptx
     # What cupy.RawModule appends wins over what is asked for.
-    assert "ftz" in nvrtc.compiled(SOURCE, ["-ftz=false", "-arch=sm_90", "-ftz=true"]).ptx
+    assert "ftz" in nvrtc.compile(SOURCE, ["-ftz=false", "-arch=sm_90", "-ftz=true"]).ptx
 
 
 def test_what_does_not_compile_is_told_in_the_compilers_words(nvrtc):
     with pytest.raises(CompileError, match=r"refused a kernel(.|\n)*nonsense"):
-        nvrtc.compiled("__device__ int f() { return nonsense; }", ["-arch=sm_90"])
+        nvrtc.compile("__device__ int f() { return nonsense; }", ["-arch=sm_90"])
 
 
 def test_a_build_is_told_from_another_of_the_same_version(nvrtc):
@@ -93,17 +93,17 @@ def test_what_was_made_is_read_by_the_next_process(cache, data):
 
 def test_the_real_compiler_is_asked_once(cache):
     nvrtc = need_nvrtc()
-    source = sources.inlined(sources.kernel_folder() / "slots.cu")
+    source = sources.inline_includes(sources.kernel_folder() / "slots.cu")
     flags = [*FLAGS, "-arch=sm_90"]
     calls = []
 
     def make():
         calls.append(1)
-        return nvrtc.compiled(source, flags).binary
+        return nvrtc.compile(source, flags).binary
 
     facts = [source, *flags, nvrtc.build]
     first = cache.get(facts, make)
-    assert first == cache.get(facts, make) == nvrtc.compiled(source, flags).binary
+    assert first == cache.get(facts, make) == nvrtc.compile(source, flags).binary
     assert first.startswith(b"\x7fELF") and b"slots_age" in first
     assert len(calls) == 1
 

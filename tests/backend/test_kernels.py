@@ -31,7 +31,7 @@ def registers():
 @functools.cache
 def compiled(path, arch):
     """What NVRTC makes of a file: compiled once for all tests."""
-    return registers().compile_source(sources.inlined(path), arch)
+    return registers().compile_source(sources.inline_includes(path), arch)
 
 
 # No source asks for which architecture it is compiled. Each is compiled for that of other tests,
@@ -64,7 +64,7 @@ def test_no_kernel_spills(path, arch):
 
 
 def test_a_kernel_that_spills_is_seen():
-    source = sources.inlined(sources.kernel_folder() / "update" / "rmsprop.cu")
+    source = sources.inline_includes(sources.kernel_folder() / "update" / "rmsprop.cu")
     few = registers().compile_source(source, "sm_80", ["--maxrregcount=24"]).kernels
     assert any(usage.spill_bytes for usage in few.values())
     assert max(usage.registers for usage in few.values()) <= 24
@@ -238,7 +238,7 @@ def test_searches_and_sums_have_threads_enough_on_every_gpu(name, arch):
 def test_a_wide_launch_takes_hardly_more_registers(path):
     # Where arguments were in memory they took up to 38 more.
     flags = [f"-DSOK_LAUNCH_WORDS={WIDE_LAUNCH_WORDS}"]
-    wide = registers().compile_source(sources.inlined(path), "sm_90", flags)
+    wide = registers().compile_source(sources.inline_includes(path), "sm_90", flags)
     for name, usage in compiled(path, "sm_90").kernels.items():
         assert wide.kernels[name].registers <= usage.registers + 8, name
 
@@ -329,7 +329,9 @@ def test_kernels_are_found_by_name():
 
 
 def test_nvrtc_refuses_what_is_no_kernel():
-    source = sources.inlined(FILES[0]) + "\nSOK_KERNEL(broken)(i64 n) { not_a_function(n); }\n"
+    source = (
+        sources.inline_includes(FILES[0]) + "\nSOK_KERNEL(broken)(i64 n) { not_a_function(n); }\n"
+    )
     assert "not_a_function" in registers().compile_source(source, "sm_90").error
 
 

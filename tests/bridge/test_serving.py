@@ -425,7 +425,7 @@ def test_a_model_of_many_pieces_has_few_files(tmp_path, monkeypatch, piece_bytes
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
-def test_quantised_rows_are_as_near_as_it_says(scale, tmp_path, monkeypatch):
+def test_quantized_rows_are_as_near_as_it_says(scale, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", 1000)  # a dozen rows a piece
     keys = np.arange(300)
     table, rows = filled(keys, 17)
@@ -454,13 +454,13 @@ def test_bytes_of_rows_of_any_size(largest, tmp_path):
     np.testing.assert_allclose(served, [[largest, -largest / 3]], rtol=0, atol=bound)
 
 
-def test_rows_that_cannot_be_quantised_are_refused(tmp_path):
+def test_rows_that_cannot_be_quantized_are_refused(tmp_path):
     table, _ = filled(np.array([1]))
     sok.assign(table, [1], [[1e5, 0.0, 0.0]])
     with pytest.raises(ValueError, match=r"at most 65504 in size. Received: 100000"):
         sok.export_serving(lookup_of(table), tmp_path, IDS, quantize="float16")
     sok.assign(table, [1], [[np.nan, 0.0, 0.0]])
-    with pytest.raises(ValueError, match="cannot be quantised"):
+    with pytest.raises(ValueError, match="cannot be quantized"):
         sok.export_serving(lookup_of(table), tmp_path, IDS, quantize="int8")
     with pytest.raises(ValueError, match="`quantize` must be None, 'float16' or 'int8'"):
         sok.export_serving(lookup_of(table), tmp_path, IDS, quantize="int4")
@@ -470,7 +470,7 @@ def size_of(path):
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def test_quantised_rows_are_smaller(tmp_path):
+def test_quantized_rows_are_smaller(tmp_path):
     table, _ = filled(np.arange(5000), 32)
     sizes = []
     for quantize in (None, "float16", "int8"):

@@ -196,7 +196,7 @@ def test_no_node_takes_the_place_of_another(session):
             nodes.add(other.as_graph_def())
 
 
-def test_quantised_and_without_rows_of_zeros(fresh, session, tmp_path, monkeypatch):
+def test_quantized_and_without_rows_of_zeros(fresh, session, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", 10)  # a row a piece
     table = filled(session, np.arange(100), initializer="0")
     session.run(sok.assign(table, np.arange(50), np.zeros((50, 3), np.float32)))

@@ -14,7 +14,7 @@ from sok_lite.engine.work_done import UPDATES
 from tests.support.helpers import run_threads
 from tests.support.own_optimizers import OfKeras3
 from tests.support.table_state import State
-from tests.support.tripwire import Tripwire
+from tests.support.tripwire import CtrlC
 
 k3 = keras.optimizers
 v1 = tf.compat.v1.train
@@ -337,7 +337,7 @@ def gradient_of(table):
 
 @pytest.mark.parametrize("are_known", [False, True])
 def test_an_interrupted_step_is_taken_whole_or_not_at_all(are_known):
-    """At any instruction between the program and the kernels: rows, states and the count agree."""
+    """By Ctrl-C anywhere between the program and the kernels: rows, states and the count agree."""
 
     def new():
         table = sok.DynamicVariable(DIM, initializer="ones")
@@ -354,14 +354,14 @@ def test_an_interrupted_step_is_taken_whole_or_not_at_all(are_known):
     table, ours, step = new()
     step(), twin_step()
     expected.append(State.of(twin.table).rows)
-    counted, before = Tripwire(opcodes=True), UPDATES.native[0]
+    counted, before = CtrlC(), UPDATES.native[0]
     counted.run(step)
     assert UPDATES.native[0] - before == (table.table.backend.name == "cpu")
     num_taken = 0
     for at in range(1, counted.count + 1, max(1, counted.count // 150)):
         step()  # native code has a plan again
         before = int(ours.iterations)
-        wire = Tripwire(at, KeyboardInterrupt, opcodes=True)
+        wire = CtrlC(at)
         with contextlib.suppress(KeyboardInterrupt):
             wire.run(step)
             assert wire.place is None  # the step has ended before

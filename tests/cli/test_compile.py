@@ -7,7 +7,7 @@ from sok_lite.backend.gpu_binaries import FLAGS, GpuBinaries, Nvrtc, kernel_name
 from sok_lite.backend.sources import (
     all_kernels,
     find_kernel,
-    inlined,
+    inline_includes,
     kernel_files,
     kernel_folder,
 )
@@ -29,14 +29,14 @@ def compiled(monkeypatch, tmp_path):
     """The sources that NVRTC compiles, into an empty folder."""
     need_nvrtc()
     monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
-    sources, real = [], Nvrtc.compiled
+    sources, real = [], Nvrtc.compile
 
     def noting(self, source, flags):
         if source:
             sources.append((source, tuple(flags)))
         return real(self, source, flags)
 
-    monkeypatch.setattr(Nvrtc, "compiled", noting)
+    monkeypatch.setattr(Nvrtc, "compile", noting)
     return sources
 
 
@@ -60,7 +60,9 @@ def test_a_gpu_finds_what_was_compiled_ahead(compiled, monkeypatch, tmp_path):
                 path
             }
     assert len(compiled) == 2 * 2 * len(few)
-    ptx = Nvrtc(cupy.cuda.nvrtc).compiled(inlined(few[0]), [*FLAGS, "-arch=compute_90"]).binary
+    ptx = (
+        Nvrtc(cupy.cuda.nvrtc).compile(inline_includes(few[0]), [*FLAGS, "-arch=compute_90"]).binary
+    )
     assert kernel_names(ptx) == kernel_names(GpuBinaries(cupy.cuda.nvrtc).get(few[0], "90", False))
 
 

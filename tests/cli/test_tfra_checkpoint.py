@@ -115,5 +115,5 @@ def test_files_that_are_cut_or_missing(tmp_path):
 
 
 def test_names_are_unescaped():
-    assert tfra_checkpoint._unescaped("a.Sb-c..d...Se") == "a/b-c.d./e"
-    assert np.all([name == tfra_checkpoint._unescaped(name) for name in ("a", "a_b", "a:0")])
+    assert tfra_checkpoint._unescape("a.Sb-c..d...Se") == "a/b-c.d./e"
+    assert np.all([name == tfra_checkpoint._unescape(name) for name in ("a", "a_b", "a:0")])

@@ -201,7 +201,7 @@ def test_a_model_without_dense_weights_is_trained(keras):
     assert int(model.optimizer.iterations) == 18
 
 
-@pytest.mark.full_only("tests/keras/test_together.py is the smoke")
+@pytest.mark.full_only("tests/keras/test_lookup_fusion.py is the smoke")
 def test_several_layers_are_trained_together(keras):
     made = de.keras.layers_for(keras)
     ours = [made.Embedding(DIM, initializer=1.0, name=f"table_{i}") for i in range(2)]

@@ -715,5 +715,5 @@ def test_where_one_process_has_no_states_file_all_states_begin_anew():
         *(none, {"sightings": seen, "sighting_stamps": seen}, {"num_lookups": 1}),
     )
     for parts in ([without, known], [known, without]):
-        whole = savers._together(parts, "a table")
+        whole = savers._join_parts(parts, "a table")
         assert whole.keys.tolist() == [5] and whole.columns == whole.pending == {}

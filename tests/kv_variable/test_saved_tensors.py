@@ -4,7 +4,7 @@ import numpy as np
 
 from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.table.content import Content, concatenate
-from sok_lite.kv_variable.saved_tensors import changed
+from sok_lite.kv_variable.saved_tensors import apply_delta
 
 
 def content(keys, pending=(), states=()):
@@ -25,7 +25,7 @@ def test_a_state_that_one_part_lacks_is_what_it_begins_with():
     second = content([2], states=more)
     for whole in (
         concatenate([first, second], "a table"),
-        changed(first, second, np.empty(0, np.int64), "a table"),
+        apply_delta(first, second, np.empty(0, np.int64), "a table"),
     ):
         states = whole.states
         assert [(s.name, s.dim, s.initial, s.group) for s in states] == [
@@ -49,7 +49,7 @@ def test_a_change_replaces_keys_removes_keys_and_knows_all_sightings():
     before = content([1, 2, 3, 4], pending=[10, 11])
     delta = content([3, 7], pending=[11])
     delta.columns["counts"][:] = [1, 2]
-    after = changed(before, delta, np.array([2, 99]), "a table")
+    after = apply_delta(before, delta, np.array([2, 99]), "a table")
     np.testing.assert_array_equal(after.keys, [1, 3, 4, 7])
     np.testing.assert_array_equal(after.columns["counts"], [101, 1, 104, 2])
     np.testing.assert_array_equal(after.pending_keys, [11])

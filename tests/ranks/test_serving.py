@@ -152,7 +152,7 @@ def test_a_table_that_rank_0_alone_cannot_write_fails_on_all(comm, folder):
     for i, table in enumerate(tables):
         sok.assign(table, [comm.rank], [[1e6, 1.0] if i == 1 else [1.0, 1.0]])
     ragged = [tf.RaggedTensorSpec([None, None], tf.int64)]
-    with pytest.raises(ValueError, match="'table_1' cannot be quantised"):
+    with pytest.raises(ValueError, match="'table_1' cannot be quantized"):
         sok.export_serving(lookup_in(tables), folder / "m", ragged, quantize="float16")
     assert not (folder / "m").exists()
     # The ranks go on, in the same call.

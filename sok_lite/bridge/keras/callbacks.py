@@ -31,17 +31,17 @@ _BROADCASTS = "broadcast_done"
 def help_callbacks(name: str, package: Any) -> None:
     """Adapts callbacks of a Keras to tables: TensorBoard, and files of several ranks."""
     callbacks = package.callbacks
-    hooks.around(callbacks.TensorBoard, "on_epoch_end", _showing_rows)
+    hooks.around(callbacks.TensorBoard, "on_epoch_end", _show_rows)
     backup = callbacks.BackupAndRestore
     if name == "tf_keras":
-        hooks.around(backup, "on_train_begin", _refusing_backups)
+        hooks.around(backup, "on_train_begin", _refuse_backups)
     else:
-        hooks.around(backup, "on_train_begin", _making_backup_folder)
-        hooks.around(backup, "on_train_end", _deleting_backups_once)
-        hooks.around(callbacks.ModelCheckpoint, "__init__", _making_folder)
+        hooks.around(backup, "on_train_begin", _make_backup_folder)
+        hooks.around(backup, "on_train_end", _delete_backups_once)
+        hooks.around(callbacks.ModelCheckpoint, "__init__", _make_folder)
 
 
-def _showing_rows(call: Any, self: Any, epoch: int, logs: Any = None) -> Any:
+def _show_rows(call: Any, self: Any, epoch: int, logs: Any = None) -> Any:
     if not self.histogram_freq or epoch % self.histogram_freq != 0:
         return call(self, epoch, logs)
     write_images, tables = self.write_images, kept_tables(self.model)
@@ -94,7 +94,7 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
 # ---- files of all ranks in one path --------------------------------------------------------------
 
 
-def _refusing_backups(call: Any, self: Any, logs: Any = None) -> Any:
+def _refuse_backups(call: Any, self: Any, logs: Any = None) -> Any:
     """Rejects several ranks in tf_keras, whose backup is a TensorFlow checkpoint of one rank."""
     tables = held.kept_tables(self.model)
     if tables:
@@ -102,7 +102,7 @@ def _refusing_backups(call: Any, self: Any, logs: Any = None) -> Any:
     return call(self, logs)
 
 
-def _making_backup_folder(call: Any, self: Any, logs: Any = None) -> Any:
+def _make_backup_folder(call: Any, self: Any, logs: Any = None) -> Any:
     """Makes the backup folder on all ranks: Keras 3 fails if two ranks make it at once."""
     comm = _ranks_of(self)
     if comm is not None:
@@ -126,7 +126,7 @@ def _check_backup_folder(comm: Communicator, folder: Any) -> None:
         )
 
 
-def _deleting_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
+def _delete_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
     comm = _ranks_of(self)
     if comm is None:
         return call(self, logs)
@@ -137,7 +137,7 @@ def _deleting_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
     return None
 
 
-def _making_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs: Any) -> None:
+def _make_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs: Any) -> None:
     """Makes the folder of a ModelCheckpoint on each rank, if its name is known."""
     call(self, filepath, *args, **kwargs)
     folder = os.path.dirname(str(filepath))

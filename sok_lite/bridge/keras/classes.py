@@ -33,7 +33,7 @@ def root_of(package: Any) -> Any:
 def layer_class(package: Any) -> Any:
     """Returns the base class of a Keras for layers with a table."""
     base = package.layers.Layer
-    return _listing(base) if package.__name__ == "keras" else base
+    return _make_listing_class(base) if package.__name__ == "keras" else base
 
 
 def register_as_layer(
@@ -73,10 +73,10 @@ def says_what_is_shared(package: Any) -> bool:
 def share_in_copies(name: str, package: Any) -> None:
     """Makes models that a Keras creates from configs share objects marked as shared."""
     for cls in (package.Model, package.Sequential):
-        hooks.around(cls, "from_config", _sharing)
+        hooks.around(cls, "from_config", _share_objects)
 
 
-def _sharing(call: Any, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _share_objects(call: Any, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     with of_one_config({} if _made.get() is None else _made.get()):
         return call(cls, *args, **kwargs)
 
@@ -99,7 +99,7 @@ def _probe_of(package: Any) -> Any:
     return package.initializers.Zeros()  # kept, because Keras identifies it by its address
 
 
-def _listing(layer: Any) -> Any:
+def _make_listing_class(layer: Any) -> Any:
     """Returns a layer class that lists a table's variable: Keras 3 lists only its own class."""
 
     class ListingLayer(layer):

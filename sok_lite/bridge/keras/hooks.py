@@ -49,7 +49,7 @@ def around(cls: Any, name: str, act: Around, *leading: Any, inherits: bool = Fal
         return None
     owner = cls if inherits else found
     with _lock:
-        hook = _hooks.get((owner, name)) or _installed(owner, name, vars(found)[name])
+        hook = _hooks.get((owner, name)) or _install(owner, name, vars(found)[name])
         if (act, leading) not in hook.acts:
             hook.acts.append((act, leading))
             hook.call = functools.partial(act, *leading, hook.call)
@@ -82,7 +82,7 @@ def is_theirs(method: Any) -> bool:
     return getattr(method, "__func__", None) in _wrappers
 
 
-def _installed(owner: Any, name: str, found: Any) -> _Hook:
+def _install(owner: Any, name: str, found: Any) -> _Hook:
     original = found.__func__ if isinstance(found, classmethod) else found
     hook = _hooks[owner, name] = _Hook(original)
 

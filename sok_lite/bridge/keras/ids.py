@@ -30,7 +30,7 @@ def watch_ids(model: Any) -> None:
     """Makes models of a Keras with tables reject invalid ids."""
     for method in TAKING_ARRAYS:
         hooks.around(model, method, hooks.checking, refuse_arrays)
-    hooks.around(model, "__call__", _calling, inherits=True)
+    hooks.around(model, "__call__", _call_with_ids, inherits=True)
 
 
 def refuse_arrays(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
@@ -59,7 +59,7 @@ def refuse_arrays(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
     _of_inputs_of_ids(_inputs_of(model), x, looked_at)
 
 
-def _calling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _call_with_ids(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a model with float ids converted to integers; rejects invalid ids."""
     taken = _inputs_of(self)
     if taken is None or is_built_by_shapes():

@@ -20,11 +20,11 @@ _IS_TIMED = "_sok_lite_is_timed"
 
 def time_input(name: str, package: Any) -> None:
     """Makes models with tables measure how long their training steps wait for batches."""
-    hooks.around(package.Model, "train_step", _noting)
-    hooks.around(package.Model, "make_train_function", _timing)
+    hooks.around(package.Model, "train_step", _record_arrival)
+    hooks.around(package.Model, "make_train_function", _time_steps)
 
 
-def _noting(call: Any, self: Any, data: Any) -> Any:
+def _record_arrival(call: Any, self: Any, data: Any) -> Any:
     arrived = getattr(self, _ARRIVED, None)
     if arrived is not None:
         tensors = tf.nest.flatten(data, expand_composites=True)
@@ -34,7 +34,7 @@ def _noting(call: Any, self: Any, data: Any) -> Any:
     return call(self, data)
 
 
-def _timing(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _time_steps(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     # With several batches in one call it would measure all but the last.
     if not INPUT_WAITS.is_read or int(self.steps_per_execution) != 1 or not held.kept_tables(self):
         return call(self, *args, **kwargs)

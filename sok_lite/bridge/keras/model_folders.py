@@ -48,7 +48,7 @@ def keep_in_folders(tables: tuple[type, ...], folder: ModelFolder) -> None:
 def look_at_folders(name: str, package: Any) -> None:
     """Makes TensorFlow and tf_keras save and load such folders; for `guard.tell`."""
     _models.append(package.Model)
-    hooks.around(*SAVED_MODELS, _exporting)
+    hooks.around(*SAVED_MODELS, _export_model)
     if name == "tf_keras":
         look_in_tf_keras()
 
@@ -59,8 +59,8 @@ def look_in_tf_keras() -> None:
         return
     with contextlib.suppress(ImportError):  # another version
         module = importlib.import_module(SAVED_MODELS_OF_TF_KERAS)
-        hooks.around(module, "save_model", _saving)
-        hooks.around(module, "load_model", _loading)
+        hooks.around(module, "save_model", _save_model)
+        hooks.around(module, "load_model", _load_model)
 
 
 def folder_of(model: Any) -> ModelFolder | None:
@@ -88,14 +88,14 @@ def save(folder: ModelFolder, model: Any, arguments: Mapping[str, Any]) -> None:
     folder.save(model, **ours)
 
 
-def _saving(call: Any, model: Any, filepath: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _save_model(call: Any, model: Any, filepath: Any, /, *args: Any, **kwargs: Any) -> Any:
     folder = folder_of(model)
     if folder is None or not is_folder(filepath, kwargs):
         return call(model, filepath, *args, **kwargs)
     return save(folder, model, {"filepath": filepath, **kwargs})
 
 
-def _loading(call: Any, filepath: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _load_model(call: Any, filepath: Any, /, *args: Any, **kwargs: Any) -> Any:
     folder = next((each for each in _folders.values() if each.is_one(filepath)), None)
     if folder is None:
         return call(filepath, *args, **kwargs)
@@ -106,7 +106,7 @@ def _loading(call: Any, filepath: Any, /, *args: Any, **kwargs: Any) -> Any:
     return folder.load_model(filepath, **ours, package=sys.modules["tf_keras"])
 
 
-def _exporting(
+def _export_model(
     call: Any,
     obj: Any,
     export_dir: Any,

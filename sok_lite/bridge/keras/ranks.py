@@ -77,7 +77,7 @@ class RankChecksPart:
         if other_ranks() is None:
             return
         model = self.model  # type: ignore[attr-defined]
-        gathered = _gathered(model.trainable_weights, data.first_batch(model))
+        gathered = _gather_facts(model.trainable_weights, data.first_batch(model))
         if (gathered[:, 0] != gathered[0, 0]).any():
             raise RanksDifferError(
                 f"The dense weights of {model.name!r} are no longer equal on all ranks: its "
@@ -253,11 +253,11 @@ def _dense(weights: Any) -> list[Any]:
 
 def _are_equal(weights: Any) -> bool:
     """Whether dense weights are bit-identical on all ranks. Every rank must call it."""
-    sums = _gathered(weights, ())
+    sums = _gather_facts(weights, ())
     return bool((sums == sums[0]).all())
 
 
-def _gathered(weights: Any, more: Sequence[int]) -> np.ndarray:
+def _gather_facts(weights: Any, more: Sequence[int]) -> np.ndarray:
     """Gathers a hash of dense weights and more numbers, (num_ranks, 1 + len(more)) int64."""
     sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in _dense(weights)]
     facts = np.array([[hash(tuple(sums)), *more]], np.int64)

@@ -55,21 +55,21 @@ def restores_optimizers() -> bool:
 def wrap_files(name: str, model: Any) -> None:
     """Makes models save and load their tables, or raise."""
     for method in SAVING:
-        hooks.around(model, method, _saving, name, method)
+        hooks.around(model, method, _save_or_load, name, method)
 
 
 def keep_tables(name: str, package: Any) -> None:
     """Makes loaded models build all layers with tables, and `export` raise."""
-    hooks.around(package.Model, "export", _refusing_export)
+    hooks.around(package.Model, "export", _refuse_export)
     hooks.around(tf.lite.TFLiteConverter, "from_keras_model", hooks.checking, _refuse_lite)
     if name == "keras":
-        hooks.around(package.Model, "build_from_config", _building, package)
+        hooks.around(package.Model, "build_from_config", _build_loaded, package)
 
 
 # ---- load_model ----------------------------------------------------------------------------------
 
 
-def _building(package: Any, call: Any, self: Any, config: Any) -> None:
+def _build_loaded(package: Any, call: Any, self: Any, config: Any) -> None:
     """Raises if Keras 3 cannot build a loaded model with tables, and so would skip layers."""
     if not (is_loading() and held.kept_tables(self)):
         call(self, config)
@@ -100,7 +100,9 @@ def _building(package: Any, call: Any, self: Any, config: Any) -> None:
 # ---- save, save_weights, load_weights ------------------------------------------------------------
 
 
-def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _save_or_load(
+    package: str, method: str, call: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> Any:
     arguments = dict(zip(_names_by_place(package, method), args, strict=False)) | kwargs
     tables, filepath = held.kept_tables(self), arguments.get("filepath")
     folder = model_folders.folder_of(self)
@@ -258,7 +260,7 @@ def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[No
         )
 
 
-def _refusing_export(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _refuse_export(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     tables = held.kept_tables(self)
     if tables:
         raise NotImplementedError(

@@ -31,8 +31,8 @@ _is_of_this_rank: ContextVar[bool] = ContextVar("is_of_this_rank", default=False
 def count_by_rows(name: str, package: Any) -> None:
     """Makes the steps of a Keras weight ranks by rows, and its metrics cover all ranks."""
     for method in (_TRAINS, _TESTS):
-        hooks.around(package.Model, method, _counting, method)
-    hooks.around(package.Model, _METHOD, _added)
+        hooks.around(package.Model, method, _step_by_rows, method)
+    hooks.around(package.Model, _METHOD, _reduce_metrics)
 
 
 def rows_of(batch: Any) -> tf.Tensor:
@@ -48,7 +48,7 @@ def rows_of(batch: Any) -> tf.Tensor:
 # ---- steps ---------------------------------------------------------------------------------------
 
 
-def _counting(method: str, call: Any, self: Any, data: Any) -> Any:
+def _step_by_rows(method: str, call: Any, self: Any, data: Any) -> Any:
     if other_ranks() is None or not held.kept_tables(self):
         return call(self, data)
     if method == _TRAINS:
@@ -106,7 +106,7 @@ def _like(value: Any, log: tf.Tensor) -> tf.Tensor:
 # ---- metrics -------------------------------------------------------------------------------------
 
 
-def _added(call: Any, self: Any) -> Any:
+def _reduce_metrics(call: Any, self: Any) -> Any:
     is_step = _is_of_this_rank.get() or not tf.executing_eagerly()
     if is_step or other_ranks() is None or not held.kept_tables(self):
         return call(self)

@@ -36,10 +36,10 @@ def watch_steps(model: Any) -> None:
     """Makes models of a Keras check their training."""
     if hooks.around(model, "train_step", _in_step) is not None:
         _step_codes.add(inspect.unwrap(model.train_step).__code__)
-    hooks.around(model, "compile", _compiling)
+    hooks.around(model, "compile", _compile)
     hooks.around(model, "make_train_function", hooks.checking, check_training)
     for made in ("train", "test", "predict"):
-        hooks.around(model, f"make_{made}_function", _making, made)
+        hooks.around(model, f"make_{made}_function", _make_function, made)
 
 
 def refuse_custom_step(variables: Sequence[Any], is_new: bool) -> None:
@@ -155,7 +155,7 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
     )
 
 
-def _compiling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _compile(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     _keep_from_xla(self)
     done = call(self, *args, **kwargs)
     if getattr(self, "optimizer", None) is not None and self.trainable:
@@ -163,7 +163,7 @@ def _compiling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     return done
 
 
-def _making(made: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _make_function(made: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     if getattr(self, f"{made}_function", None) is None and _keep_from_xla(self):
         self.jit_compile = False  # it was chosen before the model had its tables
     return call(self, *args, **kwargs)

@@ -22,8 +22,8 @@ OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 def wrap_weights(layer: Any, model: Any) -> None:
     """Makes the weights of layers and models include their tables, or raise."""
     for cls in (layer, model):  # tf_keras defines them in both
-        hooks.around(cls, "get_weights", _getting)
-        hooks.around(cls, "set_weights", _setting)
+        hooks.around(cls, "get_weights", _get_weights)
+        hooks.around(cls, "set_weights", _set_weights)
     for method in STATE_TREES:
         hooks.around(model, method, hooks.checking, partial(_check_state_tree, method))
     for method in OWN_VARIABLES:
@@ -143,16 +143,16 @@ def _refuse_saving(method: str, tables: list[Any]) -> NoReturn:
 # ---- get_weights, set_weights --------------------------------------------------------------------
 
 
-def _getting(call: Any, self: Any) -> list[Any]:
+def _get_weights(call: Any, self: Any) -> list[Any]:
     check_weights("get_weights", self)
-    if not _listed(self):
+    if not _listed_tables(self):
         return call(self)
     return [TableWeights.of(each) if is_kept(each) else each.numpy() for each in self.weights]
 
 
-def _setting(call: Any, self: Any, weights: Sequence[Any]) -> None:
+def _set_weights(call: Any, self: Any, weights: Sequence[Any]) -> None:
     check_weights("set_weights", self)
-    if not _listed(self):
+    if not _listed_tables(self):
         call(self, weights)
         return
     variables, values = list(self.weights), list(weights)
@@ -189,7 +189,7 @@ def _refuse_array(variable: Any, value: Any) -> NoReturn:
     )
 
 
-def _listed(layer: Any) -> list[Any]:
+def _listed_tables(layer: Any) -> list[Any]:
     try:
         return [weight for weight in layer.weights if is_kept(weight)]
     except ValueError:  # tf_keras: no weights before the first batch

@@ -41,7 +41,7 @@ from sok_lite.engine.update import Step
 
 
 class Now(NamedTuple):
-    """The settings of an optimizer in one step, 1 for the first; `numbers` may change."""
+    """An optimizer's settings in step number `step`, 1 for the first; `numbers` may change."""
 
     step: int
     learning_rate: float
@@ -83,7 +83,7 @@ def carried_by(optimizer: Any) -> CarriedState:
 
 
 class _Known(NamedTuple):
-    """The tables that an optimizer has seen, in order of appearance; their trial."""
+    """The tables that an optimizer has seen, in order of appearance, and the trial on them."""
 
     tables: "Sequence[weakref.ref[EmbeddingTable]]" = ()
     shapes: Sequence[Shape] = ()

@@ -31,8 +31,7 @@ def grad_transforms_of(optimizer: Any, family: Family) -> GradTransforms:
     """Returns an optimizer's gradient transforms.
 
     Raises TypeError for a setting that is not a number, NotImplementedError for clipping of each
-    norm
-    and the global one, a global norm of 0, and Horovod's sums of several steps' gradients.
+    norm and the global one, a global norm of 0, and Horovod's sums of several steps' gradients.
     """
     if getattr(optimizer, "_agg_helper", None) is not None:
         raise NotImplementedError(

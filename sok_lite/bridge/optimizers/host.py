@@ -163,7 +163,7 @@ class StepHost:
         if doing != NOTHING:
             rows_step = self.step(numbers, int(number), arrays, batches)
         else:
-            rows_step = self.adding(int(number), arrays)
+            rows_step = self.accumulate(int(number), arrays)
         done = None
         if dense_step is not None:
             rows_step.prepare()
@@ -184,7 +184,7 @@ class StepHost:
         """
         raise NotImplementedError
 
-    def adding(self, number: int, arrays: Sequence[Array]) -> Step:
+    def accumulate(self, number: int, arrays: Sequence[Array]) -> Step:
         """Returns a step that only accumulates gradients, for the step of a number."""
         updates, _ = self._updates(lambda decays: None, arrays)
         return accumulation_of(updates[0].optimizer).add(updates, self._options(0.0, number))

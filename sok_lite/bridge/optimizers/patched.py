@@ -119,11 +119,11 @@ def trains_for(api: str, optimizer: Any) -> bool:
 
 def _wrap_keras(name: str, package: Any) -> None:
     model = package.Model
-    hooks.around(model, "compile", _compiling, package)
-    hooks.around(model, "get_compile_config", _with_options)
-    hooks.around(model, "compile_from_config", _taking_options)
+    hooks.around(model, "compile", _compile, package)
+    hooks.around(model, "get_compile_config", _save_options)
+    hooks.around(model, "compile_from_config", _restore_options)
     if name == "keras":
-        hooks.around(model, "make_train_function", _making_steps)
+        hooks.around(model, "make_train_function", _make_train_function)
     base = package.optimizers.Optimizer
     for cls in vars(package.optimizers).values():
         if inspect.isclass(cls) and issubclass(cls, base):
@@ -154,16 +154,16 @@ def _wrap_class(cls: type, family: Family) -> None:
 
 def _wrap_of_keras(cls: type, package: str) -> None:
     """Makes a Keras optimizer class skip dense states of tables and, in Keras 3, train them."""
-    hooks.around(cls, "build", _building)
+    hooks.around(cls, "build", _build_dense)
     if package == "keras":  # `apply_gradients` calls `apply`, with lists
-        _train(hooks.around(cls, "apply", _applying_lists))
+        _train(hooks.around(cls, "apply", _apply_lists))
 
 
 def _wrap_pairs(cls: Any) -> None:
     """Makes a class of optimizers, which takes pairs, train tables."""
     if hooks.owner_of(cls, "apply_gradients") is not None:
         names = tuple(inspect.signature(cls.apply_gradients).parameters)[2:]
-        _train(hooks.around(cls, "apply_gradients", _applying_pairs, names))
+        _train(hooks.around(cls, "apply_gradients", _apply_pairs, names))
 
 
 def _train(owner: type | None) -> None:
@@ -171,7 +171,7 @@ def _train(owner: type | None) -> None:
         held.trainers.add(owner)
 
 
-def _applying_pairs(
+def _apply_pairs(
     names: Sequence[str], call: Any, self: Any, /, grads_and_vars: Any, *args: Any, **kwargs: Any
 ) -> Any:
     if is_stepping(self):  # a program's own method calls that of its base class
@@ -186,7 +186,7 @@ def _applying_pairs(
         return take_step(self, grads_and_vars, call, options)
 
 
-def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+def _apply_lists(call: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     def dense_step(optimizer: Any, dense: Any) -> Any:
         return call(optimizer, *map(list, zip(*dense, strict=True)))
 
@@ -210,7 +210,7 @@ def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any =
         return call(self, grads, trainable_variables)
 
 
-def _building(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _build_dense(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Builds no dense states for tables when Keras builds those of all weights of a model."""
     (variables,) = args or kwargs.values()
     listed = list(variables)
@@ -221,7 +221,7 @@ def _building(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     return call(self, dense)
 
 
-def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _compile(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Compiles a model with a wrapped optimizer, or with a program's own class."""
     if args:
         args = (_as_keras_knows(args[0]), *args[1:])
@@ -239,7 +239,7 @@ def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any)
     return done
 
 
-def _with_options(call: Any, self: Any) -> Any:
+def _save_options(call: Any, self: Any) -> Any:
     """Adds the options and declarations of an optimizer to Keras' saved config."""
     config = call(self)
     optimizer = getattr(self, "optimizer", None)
@@ -252,7 +252,7 @@ def _with_options(call: Any, self: Any) -> Any:
     return {**config, _SAVED: saved} if saved else config
 
 
-def _taking_options(call: Any, self: Any, config: Any) -> Any:
+def _restore_options(call: Any, self: Any, config: Any) -> Any:
     config = dict(config)
     options = dict(config.pop(_SAVED, {}))
     # Compiling checks whether a model's optimizer trains its tables.
@@ -266,7 +266,7 @@ def _taking_options(call: Any, self: Any, config: Any) -> Any:
     return done
 
 
-def _making_steps(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _make_train_function(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Creates the variable of a loss scale before tracing a step that uses it."""
     optimizer, weights = self.optimizer, self.trainable_variables
     if scales_loss(optimizer) and any(is_ours(each, optimizer) for each in weights):

@@ -177,8 +177,7 @@ class RowOptimizer(tf.Module):
         """Updates the rows of all pairs in one operation, and the dense variables; as `_step`.
 
         If one part fails, the other has not begun: see `EagerUpdate`. In a graph, where these are
-        two
-        operations, the rows go first. Returns the operation in a graph, and the dense step's
+        two operations, the rows go first. Returns the operation in a graph, and the dense step's
         result.
         """
         variables = [variable for _, variable in pairs]

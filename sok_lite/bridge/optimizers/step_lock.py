@@ -44,8 +44,7 @@ class StepLock:
         """Waits for the lock; in a graph, operations made inside wait too.
 
         The lock is ordered with the operations on the step's tables, by their resources: a later
-        step
-        must not hold it while it waits for an earlier one.
+        step must not hold it while it waits for an earlier one.
         """
         step = LockedStep()
         if tf.executing_eagerly():

@@ -123,8 +123,7 @@ class WrappedOptimizer(RowOptimizer):
         """As `apply_gradients`, with further options for the dense variables.
 
         `go` is a scalar bool tensor, whether rows change; `beside` has steps of other optimizers
-        and
-        the pairs of their tables, taken or skipped with this one.
+        and the pairs of their tables, taken or skipped with this one.
         """
         refuse_unsupported(self._inner)
         grads_and_vars = list(grads_and_vars)

@@ -35,8 +35,7 @@ class VariableFiles:
         """Writes rows of a variable, now or later.
 
         `values` (n, ...) begin with row `first`; each row comes in one call only. In parts no
-        float16
-        and no unsigned integers of 16 bits or more: TensorFlow does not merge them.
+        float16 and no unsigned integers of 16 bits or more: TensorFlow does not merge them.
         """
         part = ""
         if values.shape.rank and values.shape[0] < num_rows:
@@ -85,7 +84,7 @@ class VariableFiles:
 
 @contextmanager
 def beside(part: str | None) -> Iterator[VariableFiles | None]:
-    """Yields the files beside a model, removed at the end; None: this rank writes none."""
+    """Yields the files beside a model, removed at the end; None if this rank writes none."""
     if part is None:
         yield None
         return
@@ -98,7 +97,7 @@ def beside(part: str | None) -> Iterator[VariableFiles | None]:
 
 
 class WrittenVariable:
-    """A variable of static shape (n, ...) whose value is only in files; None: not written."""
+    """A variable of static shape (n, ...) whose value is only in `files`; None: nowhere."""
 
     def __init__(self, variable: Any, name: str, files: VariableFiles | None) -> None:
         self.variable = variable

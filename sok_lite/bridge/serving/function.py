@@ -68,7 +68,7 @@ def export_serving(
         most 2**-11 of its size. "int8", with one scale per row: by 1/254 of the largest in its row.
 
     Raises:
-      TypeError, ValueError: an argument that does not fit; rows that cannot be quantised; a cutoff
+      TypeError, ValueError: an argument that does not fit; rows that cannot be quantized; a cutoff
         where missing keys do not return zeros.
       NotImplementedError: the function does more with a table than look rows up, or calls Python in
         another way.

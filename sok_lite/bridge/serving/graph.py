@@ -43,7 +43,7 @@ def export_serving_graph(
     session and its graph stay unchanged.
 
     Args:
-      session: a tf.compat.v1.Session with initialised variables.
+      session: a tf.compat.v1.Session with initialized variables.
       path: the folder to write, which must be missing or empty, or an address that TensorFlow
         supports. It is replaced when complete, as by `export_serving`.
       inputs: signature name -> tensor: placeholders or any others. A sparse or ragged one has
@@ -79,7 +79,7 @@ def export_serving_graph(
 
 
 class _Copy:
-    """The exported parts of the graph of a session with initialised variables."""
+    """The exported parts of the graph of a session with initialized variables."""
 
     def __init__(
         self, session: Any, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]

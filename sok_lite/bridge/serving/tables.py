@@ -339,6 +339,6 @@ class ServedRows:
         if not fits:
             largest = np.abs(rows.astype(np.float64)).max()
             raise ValueError(
-                f"Rows of {self._name!r} cannot be quantised: elements must be at most {limit:g} "
+                f"Rows of {self._name!r} cannot be quantized: elements must be at most {limit:g} "
                 f"in size. Received: {largest:g}. Leave `quantize` out, or try another."
             )

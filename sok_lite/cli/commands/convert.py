@@ -22,7 +22,7 @@ from sok_lite.cli.destination import check_destination, checkpoint_at, in_place_
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import format_module, format_of_ending, names_with
 from sok_lite.cli.options import options_for
-from sok_lite.cli.progress import show_written, watched
+from sok_lite.cli.progress import show_written, with_progress
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.source import Source
@@ -97,9 +97,9 @@ def _convert(
     from_format, to_format = formats
     sources = chosen(open_sources(args.path, from_format, args.from_option), args.table, args.path)
     # A checkpoint's keys are distinct: `verify` checks that.
-    notes = [_of_repeats(each, to_format) if from_format != OWN else "" for each in sources]
+    notes = [_count_repeats(each, to_format) if from_format != OWN else "" for each in sources]
     with (
-        watched(sources, "convert", args.progress) as shown,
+        with_progress(sources, "convert", args.progress) as shown,
         in_place_of(to, module, sources) as path,
     ):
         module.write(path, shown, **options)
@@ -109,21 +109,21 @@ def _convert(
         said = [f"left out {each}, which format {to_format} has no place for" for each in left_out]
         said += [note] * bool(note)
         if to_format == OWN and source.dtype == "float64":
-            said.append(_of_float64(from_format))
+            said.append(_float64_advice(from_format))
         for each in said:
             print(f"sok-lite convert: table {source.name!r}: {each}", file=sys.stderr)
     show_written(args.to, sources, args.progress)
     return FINE
 
 
-def _of_float64(from_format: str) -> str:
+def _float64_advice(from_format: str) -> str:
     """Returns the advice for float64 rows, as NumPy and pandas make them; tables have float32."""
     casts = "dtype" in inspect.signature(format_module(from_format).sources).parameters
     option = ". `--from-option dtype=float32` writes them as such" if casts else ""
     return f"the rows are float64: a table of float32 loads them with cast=True{option}"
 
 
-def _of_repeats(source: Source, to_format: str) -> str:
+def _count_repeats(source: Source, to_format: str) -> str:
     """Returns how many keys repeat; "" for none."""
     kind, dtype, num_repeated, examples = key_dtype(source.key_type), _RECORD, 0, list[str]()
     with closing(Buckets([dtype], [source.num_keys])) as buckets:

@@ -10,7 +10,7 @@ import numpy as np
 from sok_lite.cli.arguments import add_tables, readable
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
-from sok_lite.cli.progress import watched
+from sok_lite.cli.progress import with_progress
 from sok_lite.cli.reading import chosen, open_sources
 from sok_lite.cli.wrapped import PendingKeys, WithColumns, plain
 from sok_lite.engine.dtypes import key_dtype
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         for path in (args.first, args.second)
     ]
-    with watched([*sides[0], *sides[1]], "diff", args.progress) as sources:
+    with with_progress([*sides[0], *sides[1]], "diff", args.progress) as sources:
         first = {source.name: source for source in sources[: len(sides[0])]}
         second = {source.name: source for source in sources[len(sides[0]) :]}
         count = 0
@@ -97,9 +97,9 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
     # Only keys if rows of different lengths cannot be compared.
     column = "values" if first.dim == second.dim else "keys"
     compared = difference(sources, (column, column), args.tolerance)
-    yield from _of_keys(args, sources, compared)
+    yield from _key_findings(args, sources, compared)
     if column == "values" and compared.differing:
-        yield _of_rows("rows", sources, compared)
+        yield _row_finding("rows", sources, compared)
     for state in join_states([source.states for source in sources]):
         if len(state.places) < 2:
             only = args.first if 0 in state.places else args.second
@@ -108,25 +108,25 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
         tensors = [each.states[state.places[i]].tensor for i, each in enumerate(sources)]
         compared = difference(sources, (tensors[0], tensors[1]), args.tolerance)
         if compared.differing:
-            yield _of_rows(f"rows of state {state.name!r}", sources, compared)
+            yield _row_finding(f"rows of state {state.name!r}", sources, compared)
     for name in [*dict.fromkeys([*first.columns, *second.columns])]:
         if name not in first.columns or name not in second.columns:
             yield f"{name}: only in {args.first if name in first.columns else args.second}"
             continue
         compared = difference(sources, (name, name), args.tolerance)
         if compared.differing:
-            yield _of_rows(name, sources, compared)
+            yield _row_finding(name, sources, compared)
     if first.about.num_pending or second.about.num_pending:
         seen = PendingKeys(first), PendingKeys(second)
         for name in PENDING_COLUMNS[1:]:
             compared = difference(seen, (name, name), args.tolerance)
             if name == PENDING_COLUMNS[1]:
-                yield from _of_keys(args, sources, compared, " without a row")
+                yield from _key_findings(args, sources, compared, " without a row")
             if compared.differing:
-                yield _of_rows(name, sources, compared)
+                yield _row_finding(name, sources, compared)
 
 
-def _of_keys(
+def _key_findings(
     args: argparse.Namespace,
     sources: tuple[Source, Source],
     compared: Difference,
@@ -139,7 +139,7 @@ def _of_keys(
             yield f"{counted(count, 'key')}{which} only in {path}: {shown}"
 
 
-def _of_rows(what: str, sources: tuple[Source, Source], compared: Difference) -> str:
+def _row_finding(what: str, sources: tuple[Source, Source], compared: Difference) -> str:
     keys = listed(_with_texts(sources, compared.examples[2]), compared.differing)
     return (
         f"{what} of {compared.differing:,} of {counted(compared.both, 'key')} differ, by up to "
@@ -156,15 +156,11 @@ def _with_texts(sources: tuple[Source, Source], keys: list[int]) -> list[str]:
 def difference(
     sources: tuple[Source, Source], columns: tuple[str, str], tolerance: float
 ) -> Difference:
-    """Compares a column of two tables of one key type. The first of a repeated key counts.
+    """Compares a column, by its name in each of two tables of one key type.
 
-    Args:
-      columns: the column's name in each; with equal row lengths.
-      tolerance: allowed difference of elements; NaN equals NaN.
-
-    Raises:
-      OSError, ValueError: a table cannot be read, or temporary files do not fit, which take the
-        bytes of keys and column of both.
+    The first of a repeated key counts. Elements may differ by `tolerance`; NaN equals NaN. OSError,
+    ValueError: a table cannot be read, or temporary files do not fit, which take the bytes of keys
+    and column of both.
     """
     kinds = [column_of(*pair) for pair in zip(sources, columns, strict=True)]
     dtypes = [

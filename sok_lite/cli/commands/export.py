@@ -6,7 +6,7 @@ from sok_lite.cli.arguments import add_force, add_path, local
 from sok_lite.cli.destination import check_destination, in_place_of
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import format_module, format_of_ending
-from sok_lite.cli.progress import show_written, watched
+from sok_lite.cli.progress import show_written, with_progress
 from sok_lite.cli.reading import chosen, open_sources
 from sok_lite.cli.wrapped import WithColumns
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         columns = [name for name in args.columns.split(",") if name]
         sources = [WithColumns(sources[0], columns)]
     with (
-        watched(sources, "export", args.progress) as shown,
+        with_progress(sources, "export", args.progress) as shown,
         in_place_of(args.to, module, sources) as path,
     ):
         module.write(path, shown)

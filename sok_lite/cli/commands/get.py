@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+")
 _A_LINE = 8  # elements of a row
 
 
-class _Asked(NamedTuple):
+class _Key(NamedTuple):
     """A key of the command line; `text` is the string it is the hash of, or None for a number."""
 
     key: int
@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     sources = open_sources(args.path, args.from_format, args.from_option)
     (source,) = chosen(sources, [args.table], args.path)
-    asked = [_asked(key, source, args.text) for key in args.keys]
-    found = _found(source, asked, args.states)
+    asked = [_parse_key(key, source, args.text) for key in args.keys]
+    found = _look_up(source, asked, args.states)
     described = {"path": args.path, "table": source.name}
     described |= {name: getattr(source, name) for name in ("dim", "dtype", "key_type")}
     described["lookups"] = source.about.facts["num_lookups"]
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return FINE if all(each["found"] for each in found) else FINDINGS
 
 
-def _asked(given: str, source: Source, is_text: bool) -> _Asked:
+def _parse_key(given: str, source: Source, is_text: bool) -> _Key:
     """Parses a key argument."""
     if not is_text and _NUMBER.fullmatch(given):
         key, limits = int(given), np.iinfo(key_dtype(source.key_type).dtype)
@@ -78,17 +78,17 @@ def _asked(given: str, source: Source, is_text: bool) -> _Asked:
                 f"keys of table {source.name!r} are {source.key_type}, from {limits.min} to "
                 f"{limits.max}. Received: {given}"
             )
-        return _Asked(key, None)
+        return _Key(key, None)
     if source.key_type != "int64":
         raise WrongUse(
             f"keys of table {source.name!r} are {source.key_type}, and a hash of a text is int64: "
             f"give an integer. Received: {given!r}"
         )
     text = given.encode("utf-8", "surrogateescape")  # its bytes, whatever they are
-    return _Asked(int(fingerprints([text])[0]), text)
+    return _Key(int(fingerprints([text])[0]), text)
 
 
-def _found(source: Source, asked: Sequence[_Asked], with_states: bool) -> list[dict[str, Any]]:
+def _look_up(source: Source, asked: Sequence[_Key], with_states: bool) -> list[dict[str, Any]]:
     """Returns what the table has of each key, as printed in JSON.
 
     Always "key" and "found"; "text" if known; "row", "states" and "score" if present;

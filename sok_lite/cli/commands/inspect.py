@@ -98,7 +98,7 @@ def _text(described: dict[str, Any]) -> str:
     if "saves" in described:
         saves = [f"{name} {what}" for name, what in described["saves"].items()]
         lines.append(f"saves: {', '.join(saves)}")
-    lines += _of_extra(described.get("extra", {}))
+    lines += _extra_lines(described.get("extra", {}))
     # A state's optimizer is shown only if there are several.
     groups = {state["group"] for table in tables for state in table["states"]}
     for table in tables:
@@ -107,7 +107,7 @@ def _text(described: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _of_extra(extra: dict[str, Any]) -> list[str]:
+def _extra_lines(extra: dict[str, Any]) -> list[str]:
     """Returns what the caller of the dump added, described for callers that are ours."""
     others, lines = dict(extra), []
     place, steps = others.get(KERAS_EXTRA), others.get("iterations")

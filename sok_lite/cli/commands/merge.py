@@ -13,7 +13,7 @@ from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.destination import checkpoint_at
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import format_module
-from sok_lite.cli.progress import watched
+from sok_lite.cli.progress import with_progress
 from sok_lite.cli.reading import OWN, open_sources, own_extra, own_ranks
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.rewriting import write_checkpoint
@@ -55,7 +55,7 @@ def _merge(args: argparse.Namespace, to: str) -> int:
     for path in args.paths:
         extra |= own_extra(path, to)
         sources += open_sources(path)
-    with watched(sources, "merge", args.progress) as shown, ExitStack() as stack:
+    with with_progress(sources, "merge", args.progress) as shown, ExitStack() as stack:
         by_name: dict[str, list[Source]] = {}
         for source in shown:
             by_name.setdefault(source.name, []).append(source)
@@ -108,9 +108,7 @@ class MergedSource(JoinedSource):
     find = Source.find  # of what `read` yields: the last of a key counts
 
     def _mark(self, num_rows: int) -> None:
-        """Marks what to keep of each key: its last row (at places below `num_rows`), else its last
-        pending count.
-        """
+        """Marks the last row of each key (places below `num_rows`), else its last pending count."""
         place, kind = 0, key_dtype(self.key_type)
         for column in ("keys", "sighted_keys"):
             for source in self._sources:

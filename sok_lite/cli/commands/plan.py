@@ -97,7 +97,7 @@ class Machines(NamedTuple):
     far: int  # bytes for a rank's tables in host memory, besides near
 
 
-class Planned(NamedTuple):
+class TablePlan(NamedTuple):
     """A table as planned."""
 
     need: Need
@@ -111,7 +111,7 @@ class Plan(NamedTuple):
     """All tables on the machines; `too_many` names tables with more keys than a rank can hold."""
 
     machines: Machines
-    tables: list[Planned]
+    tables: list[TablePlan]
     too_many: list[str]
 
     @property
@@ -131,10 +131,7 @@ class Plan(NamedTuple):
 
 
 def plan(needs: Sequence[Need], machines: Machines) -> Plan:
-    """Places tables in near memory while they fit, and the largest in two tiers.
-
-    Without enough room it returns the plan that lacks least.
-    """
+    """Places tables near, the largest in two tiers if needed; at worst returns what lacks least."""
     order = sorted(range(len(needs)), key=lambda i: -needs[i].num_keys * needs[i].row.total)
     counts = range(len(needs) + 1) if machines.far else range(1)
     for num_hybrid in counts:
@@ -191,12 +188,12 @@ def _with_tiers(needs: Sequence[Need], in_tiers: set[int], machines: Machines) -
     tables = []
     for (need, count), capacity, size in zip(pairs, capacities, least, strict=True):
         if capacity is None:
-            tables.append(Planned(need, count, None, None, size))
+            tables.append(TablePlan(need, count, None, None, size))
             continue
         gigabytes = _rounded_down(share * count * need.row.row / GIB)
         near_rows = int(gigabytes * GIB / need.row.row)
         size = hybrid_bytes(count, need.row, capacity, near_rows)
-        tables.append(Planned(need, count, capacity, gigabytes, size))
+        tables.append(TablePlan(need, count, capacity, gigabytes, size))
     return Plan(machines, tables, sorted(set(too_many)))
 
 
@@ -305,7 +302,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    now, needs, machines = _now(args), _needs(args), _machines(args)
+    now, needs, machines = _current_tables(args), _needs(args), _machines(args)
     grown = [need._replace(num_keys=math.ceil(need.num_keys * args.times)) for need in needs]
     found = plan(grown, machines)
     described = {"now": now, "times": args.times} | _describe(found, args)
@@ -395,7 +392,7 @@ def _parse_table(given: str, args: argparse.Namespace) -> Need:
     return _need(parts["name"], keys, dim, dtype, optimizer, ids)
 
 
-def _now(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _current_tables(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns facts of each table of PATH; [] without PATH."""
     if args.path is None:
         return []
@@ -446,10 +443,7 @@ def _optimizer_of(source: Source) -> str | None:
 
 
 def _own_optimizers(needs: Sequence[Need]) -> list[str | None]:
-    """Returns the `sk.Table(optimizer=...)` of each table, or None.
-
-    The model is compiled with the most frequent Keras optimizer.
-    """
+    """Returns each `sk.Table(optimizer=...)`; None: the most frequent one, passed to compile()."""
     known = Counter(need.optimizer for need in needs if need.optimizer in _OF_KERAS)
     (common, _), *_ = [*known.most_common(1), (None, 0)]
     own: list[str | None] = []
@@ -597,9 +591,9 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 def _verdict(answer: Mapping[str, Any]) -> str:
     near = "GPU" if answer["has_gpus"] else "RAM"
-    sizes = f"{_of_limit(answer, 'near')} {near}"
+    sizes = f"{_limit_text(answer, 'near')} {near}"
     if answer["far_bytes"] or (answer["has_gpus"] and answer["far_limit_bytes"]):
-        sizes += f" and {_of_limit(answer, 'far')} host memory"
+        sizes += f" and {_limit_text(answer, 'far')} host memory"
     verdict = f"{'fits' if answer['fits'] else 'does not fit'}: {sizes} on the fullest rank"
     if answer["too_many_keys"]:
         verdict += f"; more keys than a rank can hold: {', '.join(answer['too_many_keys'])}"
@@ -611,7 +605,7 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     return f"{verdict}; full in {'over ' if has_most else ''}{answer['days']:,.0f} days"
 
 
-def _of_limit(answer: Mapping[str, Any], tier: str) -> str:
+def _limit_text(answer: Mapping[str, Any], tier: str) -> str:
     """Formats the tables' share of a tier's memory."""
     used, limit = answer[f"{tier}_bytes"], answer[f"{tier}_limit_bytes"]
     unit = _unit(used)

@@ -9,7 +9,7 @@ import time
 
 from sok_lite.cli.arguments import add_reading
 from sok_lite.cli.errors import FINE
-from sok_lite.cli.progress import watched
+from sok_lite.cli.progress import with_progress
 from sok_lite.cli.reading import chosen, format_of, keys_of_ranks, open_sources
 from sok_lite.reports.report import Report
 from sok_lite.reports.tables import READ_COLUMNS, report_of_source
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     name = format_of(args.path, args.from_format)
     sources = chosen(open_sources(args.path, name, args.from_option), args.table, args.path)
     of_ranks = keys_of_ranks(sources)
-    with watched(sources, "report", args.progress, only=READ_COLUMNS) as read:
+    with with_progress(sources, "report", args.progress, only=READ_COLUMNS) as read:
         found = [report_of_source(each, of_ranks.get(each.name, ())) for each in read]
     ranks = max(map(len, of_ranks.values()), default=1)
     report = Report(tuple(found), ranks, time.time(), args.path)

@@ -6,7 +6,7 @@ from sok_lite.cli.arguments import add_force, rank_count, readable
 from sok_lite.cli.destination import checkpoint_at
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.importers import format_module
-from sok_lite.cli.progress import watched
+from sok_lite.cli.progress import with_progress
 from sok_lite.cli.reading import OWN, open_sources, own_extra
 from sok_lite.engine.files.rewriting import write_checkpoint
 
@@ -33,6 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with checkpoint_at(args.to, format_module(OWN), args.force, args.path) as to:
         sources = open_sources(args.path, OWN)
-        with watched(sources, "reshard", args.progress) as shown:
+        with with_progress(sources, "reshard", args.progress) as shown:
             write_checkpoint(to, shown, args.ranks, own_extra(args.path, to))
     return FINE

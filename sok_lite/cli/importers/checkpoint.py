@@ -14,7 +14,7 @@ _BEGINNING = 1 << 12  # bytes of a manifest that contain its format
 
 
 def detect(path: str) -> bool:
-    """Whether the folder has a manifest of ours, complete or not."""
+    """Whether the folder has one of our manifests, complete or not."""
     try:
         with open_file(os.path.join(path, manifest.NAME)) as file:
             return manifest.FORMAT.encode() in file.read(_BEGINNING)

@@ -50,11 +50,9 @@ def sources(
     Args:
       name: of the table; None: the folder's.
       dim: elements of a row; None: from the file size.
-      key_type: "int64" or "uint64".
       strategy: that made the scores, such as "kLfu". A table of the same strategy continues with
         them; without it a load gives each key a new score.
       keys, values, scores: file names, relative to the folder. Without scores: "".
-      score_type: "uint64", or "uint32" for a kCustomized table.
 
     Raises:
       OSError: a file cannot be read. ValueError: the files do not match. WrongUse: an invalid

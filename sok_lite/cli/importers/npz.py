@@ -66,9 +66,7 @@ def _open(path: str) -> tuple[dict[str, Stored], str | None]:
 
 
 def _check_has_all(path: str, archive: zipfile.ZipFile) -> None:
-    """Raises ValueError if the archive lists fewer members than it states: a wrong length in the
-    list hides later ones.
-    """
+    """Raises ValueError if a wrong length in the archive's list hides later members."""
     with open_file(path) as file:
         file.seek(-22 - len(archive.comment), os.SEEK_END)
         stated = int.from_bytes(file.read(22)[10:12], "little")

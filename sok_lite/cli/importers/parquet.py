@@ -19,7 +19,7 @@ from sok_lite.cli.named import (
     named_source,
     naming,
     package,
-    regrouped,
+    regroup,
 )
 from sok_lite.cli.text_column import texts_beside
 from sok_lite.cli.wrapped import only_one, read_plain
@@ -100,7 +100,7 @@ def _open(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
                 # No table accepts it: using such a column raises.
                 found[field.name] = Stored(str(kind), (n,), lambda _: iter(()))
         about = (schema.metadata or {}).get(_METADATA)
-    for base, names in _numbered(found).items():
+    for base, names in _group_numbered(found).items():
         row = _stored(path, names, found[names[0]].dtype, (n, len(names)))
         found.setdefault(base, row._replace(parts=tuple(names)))
         if base.startswith("states."):
@@ -129,7 +129,7 @@ def _first_length(file: Any, name: str) -> int | None:
     return None if first is None else len(first)
 
 
-def _numbered(found: dict[str, Stored]) -> dict[str, list[str]]:
+def _group_numbered(found: dict[str, Stored]) -> dict[str, list[str]]:
     """Returns the columns x_0, x_1, ..., or x0, x1, ..., all numbers of one dtype, by x."""
     numbers: dict[tuple[str, str], dict[int, str]] = {}
     for name, column in found.items():
@@ -152,7 +152,7 @@ def _stored(path: str, names: list[str], dtype: str, shape: tuple[int, ...]) -> 
 
     def read(piece_rows: int) -> Iterator[np.ndarray]:
         count = 0
-        for piece in regrouped(arrays(piece_rows), piece_rows):
+        for piece in regroup(arrays(piece_rows), piece_rows):
             count += len(piece)
             yield piece
         if count != shape[0]:

@@ -65,7 +65,7 @@ class _File(NamedTuple):
     size: int
 
 
-def _opened(path: str, kind: int, state: str) -> _File:
+def _read_file_header(path: str, kind: int, state: str) -> _File:
     """Reads the header of a file of a `kind`, and for an optimizer state of a name."""
     with open_file(path) as file:
         head = file.read(_HEADER.size)
@@ -114,10 +114,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, source: Source) -> "Places":
-        """Sorts the keys of a source. Takes 32 bytes a key while it runs, and keeps 16.
-
-        ValueError: a key repeats.
-        """
+        """Sorts a source's distinct keys (else ValueError), with 32 bytes a key; keeps 16."""
         none = np.empty(0, key_dtype(source.key_type).dtype)
         keys = np.concatenate([none, *source.read("keys")])
         order = np.argsort(keys, kind="stable")
@@ -182,7 +179,7 @@ def detect(path: str) -> bool:
     """Whether a folder has a file of keys with SOK's header."""
     try:
         names = [name for name in os.listdir(path) if name.endswith("-key")]
-        return any(_opened(os.path.join(path, name), _KEYS, "") for name in names)
+        return any(_read_file_header(os.path.join(path, name), _KEYS, "") for name in names)
     except (OSError, ValueError):
         return False
 
@@ -197,7 +194,7 @@ def _is_file(folder: str, name: str) -> bool:
     _, _, state = end.partition("-")
     try:
         kind = {"key": _KEYS, "weight": _ROWS}.get(end, _STATE)
-        _opened(os.path.join(folder, name), kind, state)
+        _read_file_header(os.path.join(folder, name), kind, state)
     except (OSError, ValueError):
         return False
     return True
@@ -254,8 +251,8 @@ def _source(
     files: Sequence[str],
     initial: str,
 ) -> Source:
-    keys = _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "")
-    rows = _opened(os.path.join(folder, f"{stem}-weight"), _ROWS, "")
+    keys = _read_file_header(os.path.join(folder, f"{stem}-key"), _KEYS, "")
+    rows = _read_file_header(os.path.join(folder, f"{stem}-weight"), _ROWS, "")
     stored = {
         "keys": raw_rows(keys.path, _HEADER.size, keys.dtype, (keys.size,)),
         "values": _rows(rows, keys, dim),
@@ -267,7 +264,10 @@ def _source(
             optimizer, state = file[len(stem) + 1 :].split("-", 1)
             found.append((optimizer, _STATES.get(optimizer, {}).get(state, state)))
             stored[_column(len(found) - 1, found[-1][1])] = _rows(
-                _opened(os.path.join(folder, file), _STATE, state), keys, dim, is_state=True
+                _read_file_header(os.path.join(folder, file), _STATE, state),
+                keys,
+                dim,
+                is_state=True,
             )
     initial_by_state = initial_values(initial, [state for _, state in found])
     groups = list(dict.fromkeys(optimizer for optimizer, _ in found))
@@ -290,7 +290,10 @@ def _column(i: int, state: str) -> str:
 
 def _names(folder: str, stems: Sequence[str]) -> dict[str, str]:
     """Returns table names by the names of their files."""
-    stated = {stem: _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "").name for stem in stems}
+    stated = {
+        stem: _read_file_header(os.path.join(folder, f"{stem}-key"), _KEYS, "").name
+        for stem in stems
+    }
     names = {
         stem: name if name and _stem(name) == stem else stem.removesuffix("_0") or stem
         for stem, name in stated.items()

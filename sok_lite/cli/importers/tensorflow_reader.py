@@ -10,15 +10,12 @@ def prefix_of(path: str | os.PathLike[str]) -> str:
 
 
 def looks_like_one(path: str | os.PathLike[str]) -> bool:
-    """Whether the file names are those of a TensorFlow checkpoint."""
+    """Whether the file names look like a TensorFlow checkpoint."""
     return os.path.isfile(f"{prefix_of(path)}.index")
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Any:
-    """Returns TensorFlow's reader of a checkpoint.
-
-    ImportError: no TensorFlow. FileNotFoundError: no checkpoint. ValueError: it is corrupt.
-    """
+    """Returns TensorFlow's reader. FileNotFoundError: no checkpoint. ValueError: it is corrupt."""
     try:
         import tensorflow as tf
     except ImportError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkpoint, prefix_of
-from sok_lite.cli.options import chosen, listed, of_table
+from sok_lite.cli.options import choose_tables, of_table, split_list
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import About, Source
@@ -64,7 +64,7 @@ def sources(
             f"{prefix} has no KvVariables: no tensor is named as theirs, such as 'NAME:0-keys'."
         )
     result: list[Source] = []
-    for name in chosen(found, tables, prefix, (names, enter_threshold)):
+    for name in choose_tables(found, tables, prefix, (names, enter_threshold)):
         threshold = int(of_table(enter_threshold, name, 0))
         dtype, whole = _read_saved(prefix, name, threshold)
         if whole.is_delta:
@@ -73,7 +73,7 @@ def sources(
                 "save, and this one as `deltas`."
             )
         content = whole.content
-        for delta in map(prefix_of, listed(deltas)):
+        for delta in map(prefix_of, split_list(deltas)):
             content = _apply_delta(content, whole.saves, dtype, delta, name, threshold)
         result.append(ContentSource(of_table(names, name, name), dtype, content))
     return result
@@ -96,7 +96,7 @@ def _apply_delta(
     content: Any, saves: dict[int, Any], dtype: str, prefix: str, name: str, threshold: int
 ) -> Any:
     """Applies a delta, which must be of the full save `saves`."""
-    from sok_lite.kv_variable.saved_tensors import changed
+    from sok_lite.kv_variable.saved_tensors import apply_delta
 
     its_dtype, delta = _read_saved(prefix, name, threshold)
     bases = {rank: (base, None) for rank, (_, base) in delta.saves.items()}
@@ -111,13 +111,11 @@ def _apply_delta(
             f"{prefix} does not fit {name!r}, which has {(*forms[0], dtype)} for (key type, "
             f"dimension, dtype). Received: {(*forms[1], its_dtype)}."
         )
-    return changed(content, delta.content, delta.deleted, repr(name))
+    return apply_delta(content, delta.content, delta.deleted, repr(name))
 
 
 class ContentSource(Source):
-    """A KvVariable's content, with the counts and times of kv_variable/saved_tensors.py, as a
-    source.
-    """
+    """A KvVariable's content, with counts and times as in kv_variable/saved_tensors.py."""
 
     def __init__(self, name: str, dtype: str, content: Any) -> None:
         from sok_lite.kv_variable.saved_tensors import as_of_table

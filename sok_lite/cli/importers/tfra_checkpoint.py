@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkpoint, tensor
-from sok_lite.cli.importers.tfra_tables import Keyed, StoredRows, with_slots
-from sok_lite.cli.options import chosen, of_table
+from sok_lite.cli.importers.tfra_tables import KeyedRows, StoredRows, with_slots
+from sok_lite.cli.options import choose_tables, of_table
 from sok_lite.engine.files.key_value_files import make_layout
 from sok_lite.engine.files.source import Source
 
@@ -67,7 +67,7 @@ def sources(
     is_of_saver = False
     for name in sorted(shapes):
         if match := _OF_OBJECTS.fullmatch(name):
-            table, index = _unescaped(match[2]), int(match[3])
+            table, index = _unescape(match[2]), int(match[3])
         elif match := _OF_SAVER.fullmatch(name):
             table, index, is_of_saver = match[1], int(match[2]) - 1, True
             counts[table] = max(counts.get(table, 0), int(match[3]))
@@ -87,7 +87,7 @@ def sources(
             "the rows, give the folder TFRADynamicEmbedding beside it."
         )
     keyed = {}
-    for name in chosen(found, tables, os.fspath(path), (names,)):
+    for name in choose_tables(found, tables, os.fspath(path), (names,)):
         shards, count = found[name], counts.get(name, max(found[name]) + 1)
         if sorted(shards) != list(range(count)):
             raise ValueError(
@@ -101,7 +101,7 @@ def sources(
     return with_slots(keyed, "_" if is_of_saver else "/", initial, slots)
 
 
-def _keyed_rows(reader: Any, path: str, name: str, prefixes: Sequence[str]) -> Keyed:
+def _keyed_rows(reader: Any, path: str, name: str, prefixes: Sequence[str]) -> KeyedRows:
     dtypes, shapes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
     forms = set()
     for prefix in prefixes:
@@ -123,8 +123,8 @@ def _keyed_rows(reader: Any, path: str, name: str, prefixes: Sequence[str]) -> K
         )
         for prefix in prefixes
     ]
-    return Keyed(name, layout.key_dtype, layout.value_dtype, layout.dim, parts)
+    return KeyedRows(name, layout.key_dtype, layout.value_dtype, layout.dim, parts)
 
 
-def _unescaped(name: str) -> str:
+def _unescape(name: str) -> str:
     return re.sub(r"\.[S.]", lambda match: _ESCAPED[match[0]], name)

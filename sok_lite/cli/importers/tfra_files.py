@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sok_lite.cli.importers.tfra_tables import Keyed, StoredRows, with_slots
-from sok_lite.cli.options import chosen, dim_of_table, of_table
+from sok_lite.cli.importers.tfra_tables import KeyedRows, StoredRows, with_slots
+from sok_lite.cli.options import choose_tables, dim_of_table, of_table
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.key_value_files import (
     Layout,
@@ -105,7 +105,7 @@ def sources(
             f"{ShardPlace().base('table')}-keys."
         )
     keyed, known = {}, {}
-    for name in chosen(found, tables, folder, (key_type, dtype, dim, names)):
+    for name in choose_tables(found, tables, folder, (key_type, dtype, dim, names)):
         bases = _bases(folder, name, found[name], None if size is None else int(size))
         layout = described(folder, bases[0])
         if layout is None:
@@ -121,7 +121,7 @@ def sources(
         shards = open_shards(folder, layout, file_name_list=bases)
         parts = [_map_files(shard) for shard in shards]
         its_name = of_table(names, name, layout.name)
-        keyed[name] = Keyed(its_name, layout.key_dtype, layout.value_dtype, layout.dim, parts)
+        keyed[name] = KeyedRows(its_name, layout.key_dtype, layout.value_dtype, layout.dim, parts)
         if slots == "states" and found[name][0][1]:
             known[name] = _states_beside(folder, layout, bases, parts)
     return with_slots(keyed, "_", initial, slots, known)
@@ -141,9 +141,8 @@ def write(
         default "{name}-shadow".
 
     Raises:
-      FileExistsError: files of a table exist.
-      ValueError: TFRA has no such keys or rows, two tables have the same file names, or a source is
-        corrupt.
+      FileExistsError: files of a table exist. ValueError: TFRA has no such keys or rows, two tables
+        have the same file names, or a source is corrupt.
     """
     folder = os.fspath(path)
     layouts: dict[str, tuple[Source, Layout, str]] = {}
@@ -232,7 +231,7 @@ def _map_files(shard: StoredShard) -> StoredRows:
 
 def _states_beside(
     folder: str, layout: Layout, bases: Sequence[str], parts: Sequence[StoredRows]
-) -> list[tuple[State, Keyed]]:
+) -> list[tuple[State, KeyedRows]]:
     """Returns the states in this package's files beside those of a table."""
     by_process: dict[tuple[int, int], list[int]] = {}
     for i, base in enumerate(bases):
@@ -263,7 +262,7 @@ def _states_beside(
             "Give slots=tables to leave them out."
         )
     return [
-        (state, Keyed(layout.name, layout.key_dtype, "float32", state.dim, rows[number]))
+        (state, KeyedRows(layout.name, layout.key_dtype, "float32", state.dim, rows[number]))
         for number, state in enumerate(kinds[0] or ())
     ]
 

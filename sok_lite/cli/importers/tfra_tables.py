@@ -46,7 +46,7 @@ class StoredRows(NamedTuple):
     rows: np.ndarray  # (k, dim) in the storage of the table's dtype
 
 
-class Keyed(NamedTuple):
+class KeyedRows(NamedTuple):
     """The keys and rows of a table, in parts. The last of a repeated key counts."""
 
     name: str
@@ -64,14 +64,14 @@ class Keyed(NamedTuple):
 class KeyedSource(Source):
     """A table as a `Source`, with facts and rows of each state; missing rows are initial."""
 
-    def __init__(self, keyed: Keyed, states: Sequence[tuple[StateFacts, Keyed]]) -> None:
+    def __init__(self, keyed: KeyedRows, states: Sequence[tuple[StateFacts, KeyedRows]]) -> None:
         self.name, self.key_type, self.dtype, self.dim, self._parts = keyed
         keys = keyed.all_keys()
         kept = one_of_each(keys, "last", f"table {self.name!r}")
         self._is_kept = np.zeros(keys.size, bool)
         self._is_kept[kept] = True
         self.num_keys = kept.size
-        self._states = {facts.tensor: (facts, _Found(rows)) for facts, rows in states}
+        self._states = {facts.tensor: (facts, _RowFinder(rows)) for facts, rows in states}
         self.states = tuple(facts for facts, _ in self._states.values())
         widths = [row_dtype(self.dtype).storage.itemsize * self.dim, 8]
         widths += [4 * facts.dim for facts in self.states]
@@ -94,10 +94,10 @@ class KeyedSource(Source):
             begin += part.keys.size
 
 
-class _Found:
+class _RowFinder:
     """Finds rows of a state by key, as float32."""
 
-    def __init__(self, keyed: Keyed) -> None:
+    def __init__(self, keyed: KeyedRows) -> None:
         self._keyed = keyed
         keys = keyed.all_keys()
         self._places = one_of_each(keys, "last", f"the states in {keyed.name!r}")
@@ -121,11 +121,11 @@ class _Found:
 
 
 def with_slots(
-    tables: Mapping[str, Keyed],
+    tables: Mapping[str, KeyedRows],
     separator: str,
     initial: str,
     slots: str,
-    known: Mapping[str, Sequence[tuple[State, Keyed]]] = MappingProxyType({}),
+    known: Mapping[str, Sequence[tuple[State, KeyedRows]]] = MappingProxyType({}),
 ) -> list[Source]:
     """Returns tables as sources, with slots as optimizer states of their table.
 
@@ -172,7 +172,7 @@ def with_slots(
 
 
 def _owner(
-    tables: Mapping[str, Keyed], name: str, slot: Keyed, separator: str
+    tables: Mapping[str, KeyedRows], name: str, slot: KeyedRows, separator: str
 ) -> tuple[str, str, str] | None:
     """Returns the table, optimizer and state of a slot, or None."""
     for other in _longest_first(tables):
@@ -190,7 +190,7 @@ def _longest_first(names: Iterable[str]) -> Sequence[str]:
     return sorted(names, key=len, reverse=True)
 
 
-def _fits(name: str, slot: Keyed, other: str, table: Keyed) -> bool:
+def _fits(name: str, slot: KeyedRows, other: str, table: KeyedRows) -> bool:
     if (table.key_type, table.dim) != (slot.key_type, slot.dim):
         return False
     keys = np.unique(slot.all_keys())

@@ -27,9 +27,7 @@ __all__ = [
 
 
 def callbacks_for(package: Any) -> SimpleNamespace:
-    """Returns the callbacks for `keras`, `tf_keras` or `tf.keras` (as in this module), or
-    TypeError.
-    """
+    """Returns the callbacks for `keras`, `tf_keras` or `tf.keras` (as here), or TypeError."""
     return _callbacks_of(root_of(package))
 
 

@@ -330,9 +330,8 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
         return self.hvd_variable.lookup(as_keys(ids, self.key_dtype_name))
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes this rank's rows and states to a Keras store.
-
-        NotImplementedError: there are other ranks, and they do not save theirs.
+        """Writes this rank's rows and states; NotImplementedError if other ranks do not save
+        theirs.
         """
         if self.hvd_variable.mpi_size > 1 and not all_ranks_save.get():
             raise NotImplementedError(
@@ -344,10 +343,7 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
 
 
 class LayerNormalizationPart:
-    """Keras' `LayerNormalization`, which also takes ragged inputs and pads them with 0.
-
-    Args: as in Keras.
-    """
+    """Keras' `LayerNormalization`, which also takes ragged inputs and pads them with 0."""
 
     def call(self, inputs: Any) -> Any:
         """Returns inputs normalized over `axis`; ragged inputs stay ragged."""
@@ -537,9 +533,7 @@ def _as_integer(name: str, value: Any) -> int:
 
 
 def layers_for(package: Any) -> SimpleNamespace:
-    """Returns the layers for `keras`, `tf_keras` or `tf.keras` (else TypeError), registered by
-    name.
-    """
+    """Registers and returns the layers for `keras`, `tf_keras` or `tf.keras`, or TypeError."""
     return _layers_of(root_of(package))
 
 
@@ -548,18 +542,20 @@ def _layers_of(package: Any) -> SimpleNamespace:
     _read_old_optimizers(package)
     base = layer_class(package)
 
-    def made(name: str, part: type, above: type = base) -> Any:
+    def make_class(name: str, part: type, above: type = base) -> Any:
         members = {"__module__": __name__, "package": package}
         return register_as_layer(_PACKAGE, name, part, above, members)
 
-    embedding = made("Embedding", EmbeddingPart)
+    embedding = make_class("Embedding", EmbeddingPart)
     return SimpleNamespace(
         Embedding=embedding,
         BasicEmbedding=embedding,
-        SquashedEmbedding=made("SquashedEmbedding", SquashedEmbeddingPart, embedding),
-        FieldWiseEmbedding=made("FieldWiseEmbedding", FieldWiseEmbeddingPart, embedding),
-        HvdAllToAllEmbedding=made("HvdAllToAllEmbedding", HvdAllToAllEmbeddingPart, embedding),
-        LayerNormalization=made(
+        SquashedEmbedding=make_class("SquashedEmbedding", SquashedEmbeddingPart, embedding),
+        FieldWiseEmbedding=make_class("FieldWiseEmbedding", FieldWiseEmbeddingPart, embedding),
+        HvdAllToAllEmbedding=make_class(
+            "HvdAllToAllEmbedding", HvdAllToAllEmbeddingPart, embedding
+        ),
+        LayerNormalization=make_class(
             "LayerNormalization", LayerNormalizationPart, package.layers.LayerNormalization
         ),
     )

@@ -61,11 +61,11 @@ def de_save_model(
 ) -> None:
     """Saves a model with the tables of its layers: rows and their optimizer states.
 
-    For a folder, `model.save` and `save_model` of tf_keras do the same. On several ranks every rank
-    must call it: it then equals `de_hvd_save_model`.
+    The model is of Keras 3 or tf_keras, with tables in layers of `de.keras.layers`. `save_traces`
+    has no effect. For a folder, `model.save` and `save_model` of tf_keras do the same. On several
+    ranks every rank must call it: it then equals `de_hvd_save_model`.
 
     Args:
-      model: of Keras 3 or tf_keras, with tables in layers of `de.keras.layers`.
       filepath: its ending selects the format: ".keras", the whole model in Keras' format;
         ".weights.h5", weights and tables; ".ckpt", a directory with a TensorFlow checkpoint; any
         other except ".h5", a directory with a SavedModel, which serves without sok_lite. It also
@@ -78,7 +78,6 @@ def de_save_model(
         a dict of these by name; None: the model's call, by its inputs or its last call.
       options: a tf.train.CheckpointOptions for ".ckpt", a tf.saved_model.SaveOptions for a
         SavedModel.
-      save_traces: not used: a SavedModel has what its signatures need.
 
     Raises:
       NotImplementedError: a ".h5" file, a ".ckpt" of a table whose creator has a `FileSystemSaver`,
@@ -95,7 +94,7 @@ def de_save_model(
     _check_new(path, overwrite)
     check_savable(model, path)
     functions = _functions(model, path, signatures)
-    with _written_as_a_whole(path, True) as whole:
+    with _replaced_atomically(path, True) as whole:
         _write_served(model, whole, functions, options, None)
         _write(model, whole, include_optimizer, options)
     _remove_files_of_ranks(path, 1)
@@ -119,17 +118,17 @@ def de_hvd_save_model(
     Arguments and errors as for `de_save_model`. RuntimeError: another rank failed.
     """
     comm = communicator("de_hvd_save_model()")
-    with _together(comm):
+    with _fail_together(comm):
         path = checked_path(filepath, signatures, options)
     path = Path(os.fsdecode(broadcast_bytes(comm, os.fsencode(path), 0)))
-    with _together(comm):  # no rank writes if one refuses
+    with _fail_together(comm):  # no rank writes if one refuses
         check_savable(model, path)
         functions = _functions(model, path, signatures)
         if comm.rank == 0:
             _check_new(path, overwrite)
-    with _together(comm), contextlib.ExitStack() as stack:
-        with _together(comm):  # before they exchange while writing
-            whole = stack.enter_context(_written_as_a_whole(path, comm.rank == 0))
+    with _fail_together(comm), contextlib.ExitStack() as stack:
+        with _fail_together(comm):  # before they exchange while writing
+            whole = stack.enter_context(_replaced_atomically(path, comm.rank == 0))
         _write_served(model, whole, functions, options, comm if comm.size > 1 else None)
         if comm.rank == 0:
             with set_within(all_ranks_save, True):
@@ -156,9 +155,6 @@ def load_model(
       filepath: a ".keras" file, or a SavedModel directory.
       custom_objects, compile, safe_mode: of Keras' `load_model`.
       package: keras or tf_keras; None: tf.keras.
-
-    Raises:
-      ValueError: it was saved by another number of ranks.
     """
     path = Path(local_path(filepath, "filepath"))
     comm = _checked_ranks(path)
@@ -174,13 +170,12 @@ def load_model(
 def load_weights(model: Any, filepath: Any, **options: Any) -> None:
     """Loads saved weights and tables into a model; each rank gets its own tables.
 
-    For a folder `model.load_weights` does the same.
+    The file has any format of `de_save_model`; further options are Keras'. For a folder
+    `model.load_weights` does the same.
 
     Args:
       model: like the saved one. If it was never called, it is built like the saved one, from a
         ".keras" file or a SavedModel.
-      filepath: in any format of `de_save_model`.
-      options: of Keras' `load_weights`.
 
     Raises:
       ValueError: it was saved by another number of ranks, or from another model; or the model
@@ -251,10 +246,7 @@ def _read_checkpoint(model: Any, path: str) -> None:
 
 
 def _build(model: Any, file: Path) -> None:
-    """Builds a model without weights as the saved one was built.
-
-    ValueError: the file does not say how, or the model cannot be built so.
-    """
+    """Builds a model without weights as the saved one was, or raises ValueError."""
     if _is_built(model):
         return
     config = _build_config(file)
@@ -315,7 +307,7 @@ def _without_optimizer(model: Any, is_left_out: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _together(comm: Communicator) -> Iterator[None]:
+def _fail_together(comm: Communicator) -> Iterator[None]:
     """A context that ends when all ranks are done, and raises on all if one failed."""
     failure: Exception | None = None
     try:
@@ -348,11 +340,11 @@ def _files_of_ranks(path: Path) -> list[tuple[Path, int, int]]:
 def _remove_files_of_ranks(path: Path, size: int) -> None:
     """Removes our rank files that jobs of another size left beside a file."""
     for stale, _, number in _files_of_ranks(path):
-        if number != size and _is_ours(stale):
+        if number != size and _is_own_file(stale):
             stale.unlink()
 
 
-def _is_ours(path: Path) -> bool:
+def _is_own_file(path: Path) -> bool:
     try:
         with np.load(path) as arrays:
             return not arrays.files or "0/name" in arrays.files
@@ -415,10 +407,7 @@ def _read_tables(model: Any, path: Path, comm: Communicator) -> None:
 
 
 def checked_path(filepath: Any, signatures: Any, options: Any) -> Path:
-    """Returns the path; raises if `de_save_model` cannot write this format or combination.
-
-    Arguments as for `de_save_model`.
-    """
+    """Returns the path; raises if `de_save_model` cannot write this format or combination."""
     path = Path(local_path(filepath, "filepath"))
     if path.suffix in _OLD and not path.name.endswith(_WEIGHTS):
         raise NotImplementedError(
@@ -475,12 +464,8 @@ def _check_savers(model: Any, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _written_as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
-    """Yields a path to write a model to, and moves it into place once complete.
-
-    Args:
-      is_written: False: this rank writes none.
-    """
+def _replaced_atomically(path: Path, is_written: bool) -> Iterator[Path]:
+    """Yields a path to write to (if `is_written`), and moves it into place once complete."""
     if not is_written:
         yield path
         return

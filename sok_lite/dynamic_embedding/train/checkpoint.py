@@ -16,7 +16,7 @@ from sok_lite.bridge.keras.saving import saved_by
 from sok_lite.comm import Communicator
 from sok_lite.comm.header import save_by
 from sok_lite.comm.launch import launched_ranks
-from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
+from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, use_folder
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.variable import GraphKeys
@@ -33,9 +33,6 @@ class DECheckpoint(tf.train.Checkpoint):
     object, the next save removes the folder.
 
     For eager mode and tf.function. In a TF1 graph use `DEHvdSaver`.
-
-    Args:
-      root, **kwargs: of `tf.train.Checkpoint`.
     """
 
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
@@ -70,7 +67,7 @@ class DECheckpoint(tf.train.Checkpoint):
         if save_path is None:
             return super().read(save_path, options)
         _refuse_graphs()
-        with opened(folder_beside(save_path)):
+        with use_folder(folder_beside(save_path)):
             return super().read(save_path, options)
 
 
@@ -96,9 +93,6 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
     Variable files are in the folder `TFRADynamicEmbedding-<step>` beside the checkpoint of that
     step. Rank 0 writes the dense variables and every rank its files; every rank must save and
     restore, and see the same folder.
-
-    Args:
-      *args, **kwargs: of `tf.compat.v1.train.Saver`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -109,16 +103,12 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
     def save(
         self, sess: Any, save_path: str, global_step: Any = None, *args: Any, **kwargs: Any
     ) -> str:
-        """Writes a checkpoint, and the variable files beside it.
+        """Writes a checkpoint and its variable files; returns their prefix, on every rank.
 
         Args:
-          sess: the session.
           save_path: prefix of the checkpoint's name.
           global_step: a number, tensor or variable to append.
           *args, **kwargs: further ones of `tf.compat.v1.train.Saver.save`.
-
-        Returns:
-          The prefix of the checkpoint's files, on every rank.
         """
         prefix = save_path
         if global_step is not None:
@@ -137,7 +127,7 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
 
     def restore(self, sess: Any, save_path: str) -> None:
         """Restores a checkpoint with the variable files beside it."""
-        with opened(folder_beside(save_path)):
+        with use_folder(folder_beside(save_path)):
             super().restore(sess, save_path)
 
 
@@ -171,7 +161,7 @@ def _write_together(
     if launched_ranks() > 1:
         communicator(what)  # connects them if needed
     comm = job.other_ranks()
-    with opened(folder_beside(prefix)):
+    with use_folder(folder_beside(prefix)):
         if comm is None:
             result = write()
         else:

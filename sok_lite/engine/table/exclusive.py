@@ -117,27 +117,30 @@ def changing(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, 
 
     @functools.wraps(method)
     def change(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.lock:
-            if self.is_changing or _is_handed_over(self):
-                raise RuntimeError(
-                    f"{method.__name__} was called while this thread was changing the same table: "
-                    "from a signal handler, a finalizer or a predicate. Do it after that call."
-                )
+        def call() -> R:
+            with uninterrupted():
+                return method(self, *args, **kwargs)
 
-            def call() -> R:
-                with uninterrupted():
-                    return method(self, *args, **kwargs)
-
-            if not self._call.goes_on:
-                return _outermost([self], call, changes=True)
-            self._call.changes = True
-            self.num_changes += 1
-            try:
-                return call()
-            finally:
-                self._call.changes = False
+        return _change(self, method.__name__, call)
 
     return change
+
+
+def _change(item: Exclusive, what: str, function: Callable[[], R]) -> R:
+    with item.lock:
+        if item.is_changing or _is_handed_over(item):
+            raise RuntimeError(
+                f"{what} was called while this thread was changing the same table: from a signal "
+                "handler, a finalizer or a predicate. Do it after that call."
+            )
+        if not item._call.goes_on:
+            return _outermost([item], function, changes=True)
+        item._call.changes = True
+        item.num_changes += 1
+        try:
+            return function()
+        finally:
+            item._call.changes = False
 
 
 @exclusive
@@ -146,10 +149,15 @@ def alone(item: Exclusive, function: Callable[[], R]) -> R:
     return function()
 
 
-@changing
 def changing_alone(item: Exclusive, function: Callable[[], R]) -> R:
-    """Calls a function that is one change of an item."""
-    return function()
+    """Calls a function that is one change of an item, and may take long.
+
+    What it changes it has to change under `uninterrupted`.
+
+    Raises:
+      RuntimeError: as of `changing`.
+    """
+    return _change(item, "A change", function)
 
 
 def unless_in_use(item: Exclusive, function: Callable[[], None]) -> None:

@@ -1,7 +1,4 @@
-"""TFPlus' optimizers, of tf.compat.v1.train, for dense variables and tables.
-
-Any other optimizer of TensorFlow or Keras trains tables too.
-"""
+"""TFPlus' optimizers, of tf.compat.v1.train; any other one trains tables too."""
 
 import tensorflow as tf
 

@@ -114,18 +114,18 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
             return self._get_non_slot_variable("step", graph=here)
 
     def _apply_dense(self, grad: Any, var: Any) -> Any:
-        return self._updated(grad, var, None)
+        return self._update_op(grad, var, None)
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
-        return self._updated(grad, var, None)
+        return self._update_op(grad, var, None)
 
     def _apply_sparse(self, grad: Any, var: Any) -> Any:
-        return self._updated(grad.values, var, grad.indices)
+        return self._update_op(grad.values, var, grad.indices)
 
     def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
-        return self._updated(grad, var, indices)
+        return self._update_op(grad, var, indices)
 
-    def _updated(self, grad: Any, var: Any, indices: Any) -> Any:
+    def _update_op(self, grad: Any, var: Any, indices: Any) -> Any:
         """Returns the update of a variable, or of its distinct rows (k,)."""
         dtype = var.dtype.base_dtype
 

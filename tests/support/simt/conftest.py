@@ -41,7 +41,7 @@ def xp(monkeypatch):
 def kernels(xp):
     """Returns a function that launches a kernel of one thread, on the thread's stream."""
     module = xp.cuda.Module()
-    module.load(Nvrtc(xp.cuda.nvrtc).compiled(KERNELS, ["-arch=sm_90"]).binary)
+    module.load(Nvrtc(xp.cuda.nvrtc).compile(KERNELS, ["-arch=sm_90"]).binary)
     yield lambda name, *arguments: module.get_function(name)((1,), (1,), arguments)
     with pytest.MonkeyPatch.context() as patch:  # what a test has left runs, right or wrong
         patch.setattr(streams, "_note", lambda *_: None)

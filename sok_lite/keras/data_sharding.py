@@ -57,7 +57,7 @@ def shard(batches: tf.data.Dataset, drop_remainder: bool = False) -> tf.data.Dat
         rows = rows_of(batch)
         each, rest = rows // size, 0 if drop_remainder else rows % size
         start, end = (each * i + tf.minimum(tf.cast(rest, tf.int64), i) for i in (rank, rank + 1))
-        return _of_rows(batches, batch, start, end)
+        return _slice_rows(batches, batch, start, end)
 
     parts = batches.map(part)
     return parts.filter(lambda *part: rows_of(part) > 0) if drop_remainder else parts
@@ -74,7 +74,6 @@ def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
         they are read once to count them.
 
     Raises:
-      TypeError: not a dataset of tensors and RaggedTensors.
       ValueError: its elements are not batches; or, on all ranks, a rank has none, or infinitely
         many.
     """
@@ -92,13 +91,13 @@ def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
             "some of the data; for endless batches give fit() steps_per_epoch."
         )
 
-    first = batches.take(1).map(lambda *batch: _of_rows(batches, batch, 0, 0))
+    first = batches.take(1).map(lambda *batch: _slice_rows(batches, batch, 0, 0))
     empties = first.cache().repeat(max(counts) - count)
     cardinality = tf.data.experimental.assert_cardinality(max(counts))
     return batches.concatenate(empties).apply(cardinality)
 
 
-def _of_rows(batches: tf.data.Dataset, batch: Any, start: Any, end: Any) -> Any:
+def _slice_rows(batches: tf.data.Dataset, batch: Any, start: Any, end: Any) -> Any:
     """Slices a batch into an element of the dataset."""
     rows = [each[start:end] for each in tf.nest.flatten(batch)]
     return tf.nest.pack_sequence_as(batches.element_spec, rows)
@@ -138,7 +137,7 @@ def _check_alike(batches: tf.data.Dataset) -> None:
     """
     if not tf.executing_eagerly():
         return
-    made_of = list(_made_of(batches))
+    made_of = list(_datasets_in(batches))
     sizes = [_number(size) for size in _attributes(made_of, BATCH_SIZE_OF_DATASET)]
     seeds = [
         tuple(_number(getattr(each, name)) for name in SEEDS_OF_DATASET)
@@ -193,16 +192,16 @@ def _check_alike(batches: tf.data.Dataset) -> None:
             )
 
 
-def shuffles_anew(dataset: Any) -> bool:
+def reshuffles(dataset: Any) -> bool:
     """Whether each iteration of a dataset has another order."""
-    return any(_attributes(list(_made_of(dataset)), ANEW_OF_DATASET))
+    return any(_attributes(list(_datasets_in(dataset)), ANEW_OF_DATASET))
 
 
-def _made_of(dataset: Any) -> Iterator[Any]:
+def _datasets_in(dataset: Any) -> Iterator[Any]:
     """Yields a dataset and its inputs, recursively."""
     yield dataset
     for each in getattr(dataset, INPUTS_OF_DATASET)():
-        yield from _made_of(each)
+        yield from _datasets_in(each)
 
 
 def _attributes(datasets: list[Any], name: str) -> list[Any]:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.keras import features as features_module
-from sok_lite.keras import together
+from sok_lite.keras import lookup_fusion
 
 N, DIM = 20, 3
 RNG = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def test_a_step_is_one_lookup_and_trains_as_several_do(keras, sk, lookups, monke
         SEEN.clear()
         call(*data, verbose=0, batch_size=5)
         assert lookups() == [["t_a", "t_b", "t_c"]]
-    monkeypatch.setattr(together, "_shared", lambda model: [])
+    monkeypatch.setattr(lookup_fusion, "_fused_layers", lambda model: [])
     assert fit(expected[0]) == loss
     assert lookups() == [["t_a"], ["t_b"], ["t_c"]]
     for one, other in zip(content(found[1]), content(expected[1]), strict=True):
@@ -195,7 +195,7 @@ def test_models_are_gone_with_what_was_noted_of_their_layers(keras, sk):
         model, _ = model_of(keras, sk, a_layer_each(sk))
         fit(model)
         # Layers of other tests may be here as well, and go at any time.
-        return [weakref.ref(layer) for layer in model.layers if layer in together._places]
+        return [weakref.ref(layer) for layer in model.layers if layer in lookup_fusion._places]
 
     layers = layers_of_a_model()
     assert len(layers) == 3

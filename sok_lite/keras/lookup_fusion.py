@@ -36,22 +36,18 @@ def look_up_together(name: str, package: Any) -> None:
     """Fuses the lookups of the functional models of a Keras."""
     # Their class has no public name.
     functional = tf_private.private(tf_private.FUNCTIONAL_MODELS[name], "Functional")
-    hooks.around(functional, "call", _looking_up)
+    hooks.around(functional, "call", _call_with_lookups)
 
 
-def is_made_of(inputs: Any) -> bool:
+def are_symbolic(inputs: Any) -> bool:
     """Whether inputs are symbolic: a model is being built, and no layer is called with ids."""
     values = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
     first = next(iter(values), None) if isinstance(values, (list, tuple)) else values
     return hasattr(first, "_keras_history")
 
 
-def note_place(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
-    """Records a call of a layer with symbolic inputs.
-
-    Args:
-      is_plain: whether there was no other argument.
-    """
+def note_call(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
+    """Records a call of a layer with symbolic inputs; `is_plain`: and no other argument."""
     if all(hasattr(each, "_keras_history") for each in inputs):
         place = [weakref.ref(each) for each in inputs] if is_plain else None
         _places.setdefault(layer, []).append(place)
@@ -72,22 +68,22 @@ def prepared_rows(layer: Any, ids: Sequence[Any]) -> Sequence[Any] | None:
 # ---- around a method of models -------------------------------------------------------------------
 
 
-def _looking_up(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    shared = _shared(self) if _places else []
+def _call_with_lookups(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    shared = _fused_layers(self) if _places else []
     if len(shared) < 2 or not (args or "inputs" in kwargs):
         return call(self, *args, **kwargs)
     inputs = args[0] if args else kwargs.pop("inputs")
     training = args[1] if len(args) > 1 else kwargs.get("training")
-    inputs, values = _as_layers_get_them(self, inputs)
+    inputs, values = _convert_inputs(self, inputs)
     outer = getattr(_calling, "prepared", {})
-    _calling.prepared = _prepare(shared, values, training)
+    _calling.prepared = _look_up(shared, values, training)
     try:
         return call(self, inputs, *args[1:], **kwargs)
     finally:
         _calling.prepared = outer
 
 
-def _shared(model: Any) -> list[tuple[Any, _Inputs]]:
+def _fused_layers(model: Any) -> list[tuple[Any, _Inputs]]:
     """Returns the layers that receive model inputs unchanged, with those inputs."""
     inputs = {id(each) for each in model.inputs}
     found = []
@@ -99,14 +95,10 @@ def _shared(model: Any) -> list[tuple[Any, _Inputs]]:
     return found
 
 
-def _prepare(
+def _look_up(
     shared: Sequence[tuple[Any, _Inputs]], values: Mapping[int, Any], training: Any
 ) -> _Prepared:
-    """Looks up for the layers, if there are at least two.
-
-    Args:
-      values: by id of the symbolic input.
-    """
+    """Looks up for layers, if there are at least two; values are by id of the symbolic input."""
     chosen: list[tuple[Any, list[Any]]] = []
     for layer, place in shared:
         ids = [values.get(id(each())) for each in place]
@@ -120,32 +112,32 @@ def _prepare(
     return {id(layer): (ids, [next(rows) for _ in ids]) for layer, ids in chosen}
 
 
-def _as_layers_get_them(model: Any, inputs: Any) -> tuple[Any, dict[int, Any]]:
+def _convert_inputs(model: Any, inputs: Any) -> tuple[Any, dict[int, Any]]:
     """Returns inputs in the form that Keras passes to layers, and values by symbolic input.
 
     An input whose conversion by Keras is unknown stays as it is and is not among the values.
     """
     names, values = model.input, {}
 
-    def changed(name: Any, value: Any) -> Any:
-        converted = _as_keras_gives(name, value) if hasattr(name, "dtype") else None
+    def convert(name: Any, value: Any) -> Any:
+        converted = _convert_input(name, value) if hasattr(name, "dtype") else None
         if converted is None:
             return value
         values[id(name)] = converted
         return converted
 
     if isinstance(names, Mapping) and isinstance(inputs, Mapping):
-        known = {key: changed(names[key], inputs[key]) for key in inputs if key in names}
+        known = {key: convert(names[key], inputs[key]) for key in inputs if key in names}
         return {**inputs, **known}, values
     if isinstance(names, (list, tuple)) and isinstance(inputs, (list, tuple)):
         if len(names) == len(inputs):
-            return [changed(*each) for each in zip(names, inputs, strict=True)], values
+            return [convert(*each) for each in zip(names, inputs, strict=True)], values
     elif not isinstance(names, (Mapping, list, tuple)):
-        return changed(names, inputs), values
+        return convert(names, inputs), values
     return inputs, values
 
 
-def _as_keras_gives(name: Any, value: Any) -> Any:
+def _convert_input(name: Any, value: Any) -> Any:
     """Returns a value as Keras passes it to a layer, or None if unknown.
 
     A functional model casts to the dtype of its input, and adds or drops a last dimension of 1.
