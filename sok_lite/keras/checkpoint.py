@@ -222,9 +222,9 @@ class CheckpointPart:
     def restore(self, model: Any) -> Restored | None:
         """Restores a built and compiled model from the newest checkpoint. Every rank must call it.
 
-        Returns its position, or None without one; then nothing has changed. `fit` does so itself
-        and skips finished batches. After `restore`, `fit` trains on all of its data, from its
-        `initial_epoch`: for programs that train on new data each time. A warning says so if the
+        Returns its position, or None without one; then nothing has changed. `fit` restores by
+        itself and skips finished batches. After `restore`, `fit` trains on all of its data, from
+        its `initial_epoch`: for programs that train on new data each time. A warning says so if the
         checkpoint is inside an epoch.
 
         Raises:
