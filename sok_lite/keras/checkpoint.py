@@ -423,7 +423,7 @@ class CheckpointPart:
 
         dense = together(comm, values)
         before = learning_rates(model)
-        # The store keeps fetched files in the folder of all saves.
+        # The store has already fetched the newest save of its address.
         path = found.path if self._store is None else self._store.given
         on_device(tables[0].backend, lambda: load(path, tables, comm))
         states.assign(dense)
