@@ -222,9 +222,9 @@ class CheckpointPart:
     def restore(self, model: Any) -> Restored | None:
         """Restores a built and compiled model from the newest checkpoint. Every rank must call it.
 
-        Returns its position, or None without one; then nothing has changed. `fit` does so itself
-        and skips finished batches. After `restore`, `fit` trains on all of its data, from its
-        `initial_epoch`: for programs that train on new data each time. A warning says so if the
+        Returns its position, or None without one; then nothing has changed. `fit` restores by
+        itself and skips finished batches. After `restore`, `fit` trains on all of its data, from
+        its `initial_epoch`: for programs that train on new data each time. A warning says so if the
         checkpoint is inside an epoch.
 
         Raises:
@@ -423,7 +423,7 @@ class CheckpointPart:
 
         dense = together(comm, values)
         before = learning_rates(model)
-        # The store keeps fetched files in the folder of all saves.
+        # The store has already fetched the newest save of its address.
         path = found.path if self._store is None else self._store.given
         on_device(tables[0].backend, lambda: load(path, tables, comm))
         states.assign(dense)

@@ -67,7 +67,9 @@ class DenseStates(NamedTuple):
         manifest.sync_path(folder)
 
     def read(self, folder: str, rank: int, size: int) -> Values:
-        """Returns the written values (other ranks: those of rank 0). ValueError: another model."""
+        """Returns the written values, rank 0's if the number of ranks changed. ValueError: another
+        model.
+        """
         own = os.path.join(folder, _rank_file(rank, size))
         if not os.path.exists(own):
             (own,) = (

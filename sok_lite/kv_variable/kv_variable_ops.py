@@ -143,8 +143,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     In a job connected by `sok_lite.init()` each rank holds the keys that it owns, and a lookup
     reaches the others: every rank must make the same lookups in the same order. All other methods
     act on this rank's keys. A partition looks up any key of its table, but lists, counts and
-    removes only its own. Methods that write return the variable in eager mode, the operation in a
-    graph.
+    removes only its own. `assign`, `insert` and the scatter methods return the variable in eager
+    mode, the operation in a graph.
 
     In a TF1 graph the variable is initialized, saved and restored like any other. Its initializer
     removes all keys.
