@@ -34,7 +34,7 @@ SMALL = {
         "--keys 500 --batch 64 --dim 3 --rounds 1 --cases lookup-function-zipf insert",
         "case: lookup-function-zipf; insert",
     ),
-    "many_tables": ("--quick --threads 1", "case: lookup-32; train-32; train-32x4"),
+    "many_tables": ("--quick --threads 1", "case: lookup-32; train-32; train-32x4; new-32"),
     "optimizers": (
         "--backends cpu --rows 300 --dims 3 --dtypes bfloat16 --rounds 1 --rules Adam SGD "
         "--orders random",

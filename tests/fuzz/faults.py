@@ -1,7 +1,7 @@
 """Random operations on random tables with random faults, against a dict and the audit.
 
 A round makes a table of some kind and runs some operations on it. Into most of them a fault is
-injected: an exception at a line or an instruction, a second one while the first unwinds, a signal,
+injected: Ctrl-C in a function, a signal at a random time,
 or memory that runs out once or for good. After each the table must be as before the operation or as
 after it, and sound inside (tests/support/table_audit.py). Every round has a seed of its own and
 says it:
@@ -54,7 +54,7 @@ def _struck_by_ctrl_c(dice: random.Random, work: Callable[[], Any], names: Count
     wire = CtrlC(int(np.exp(dice.uniform(0, np.log(400)))))
     with contextlib.suppress(KeyboardInterrupt):
         wire.run(work)
-    names["Ctrl-C"] += wire.place is not None
+    names["ctrl_c"] += wire.place is not None
     return wire.place is not None
 
 
@@ -168,7 +168,7 @@ def run_round(
                 step.run(table)
 
         try:
-            if fault == "line":
+            if fault == "ctrl-c":
                 has_struck = _struck_by_ctrl_c(dice, work, counts)
             elif fault == "memory":
                 has_struck = _struck_by_shortage(dice, backend, work, counts)
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="at most so many")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda", "simt"])
-    kinds = ["none", "line", "memory", "signal"]
+    kinds = ["none", "ctrl-c", "memory", "signal"]
     parser.add_argument(
         "--faults",
         nargs="+",
@@ -210,7 +210,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.faults is None:
         # A signal may come in the midst of what simulates a GPU, which is no code of a table.
-        args.faults = [*kinds[: 3 if args.backend == "simt" else 4], "line", "line"]
+        args.faults = [*kinds[: 3 if args.backend == "simt" else 4], "ctrl-c", "ctrl-c"]
     warnings.simplefilter("ignore")
     if args.backend == "simt":
         if simt.unavailable() is not None:
@@ -257,8 +257,7 @@ def main() -> int:
         rounds=rounds,
         failures=failures,
         seconds=time.monotonic() - start,
-        **{name: counts[name] for name in ("steps", "line", "instruction", "second")},
-        **{name: counts[name] for name in ("memory", "signal", "undone")},
+        **{name: counts[name] for name in ("steps", "ctrl_c", "memory", "signal", "undone")},
     )
     return 1 if failures else 0
 
