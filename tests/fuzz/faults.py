@@ -1,10 +1,9 @@
 """Random operations on random tables with random faults, against a dict and the audit.
 
 A round makes a table of some kind and runs some operations on it. Into most of them a fault is
-injected: Ctrl-C in a function, a signal at a random time,
-or memory that runs out once or for good. After each the table must be as before the operation or as
-after it, and sound inside (tests/support/table_audit.py). Every round has a seed of its own and
-says it:
+injected: Ctrl-C in a function or at a random time, or memory that runs out once or for good. After
+each the table must be as before the operation or as after it, and sound inside
+(tests/support/table_audit.py). Every round has a seed of its own and says it:
 
   python -m tests.fuzz.faults                        until the first failure, or Ctrl-C
   python -m tests.fuzz.faults --minutes 120          at most so long
