@@ -346,6 +346,20 @@ def test_a_predicate_may_use_the_table():
     audit(table)
 
 
+def test_a_predicate_that_raises_leaves_the_table_as_it_was(backend):
+    table = new_table(backend)
+    table.lookup(np.arange(10))
+
+    def fail(entries):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        table.erase_if(fail)
+    assert not table.is_changing and table.record.is_settled
+    assert_lock_is_free(table)
+    assert table.erase(np.arange(10)) == 10
+
+
 def test_a_child_cannot_write_the_rows_of_its_parents_far_file(tmp_path):
     options = {"max_capacity": 1 << 10, "max_hbm_for_vectors": 16 * 16 / 2**30}
     table = new_table(BACKEND, 4, "hybrid", far_path=str(tmp_path), **options)
