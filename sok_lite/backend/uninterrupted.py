@@ -31,12 +31,15 @@ class _Uninterrupted:
         if threading.get_ident() != threading.main_thread().ident:
             return
         if self._depth == 0:
-            self._caught = []
-            for number in _SIGNALS:
-                handler = signal.getsignal(number)
-                if callable(handler):  # else no Python runs
-                    self._handlers[number] = handler
-                    signal.signal(number, self._hold)
+            try:
+                for number in _SIGNALS:
+                    handler = signal.getsignal(number)
+                    if callable(handler) and handler != self._hold:  # else no Python runs
+                        self._handlers[number] = handler
+                        signal.signal(number, self._hold)
+            except BaseException:  # of a handler that is not held back yet
+                self._restore()
+                raise
         self._depth += 1
 
     def __exit__(
@@ -50,12 +53,18 @@ class _Uninterrupted:
         self._depth -= 1
         if self._depth:
             return
-        handlers, self._handlers = self._handlers, {}
-        for number, handler in handlers.items():
+        try:
+            self._restore()
+        finally:
+            self._restore()  # where a handler has raised in between
+            caught, self._caught = self._caught, []
+            # They come again, all of them before the first handler runs.
+            deque(map(_thread.interrupt_main, caught), maxlen=0)
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
             if signal.getsignal(number) == self._hold:  # the change may have set another
                 signal.signal(number, handler)
-        # They come again, all of them before the first handler runs.
-        deque(map(_thread.interrupt_main, self._caught), maxlen=0)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
         if number not in self._caught:  # as the system does with one that is pending

@@ -4,7 +4,6 @@ A change finds all memory that it needs, and then changes the table under `unint
 Ctrl-C does not cut in two. So a call that raises has done all of its work or none of it.
 """
 
-import contextlib
 import functools
 import os
 import threading
@@ -184,11 +183,8 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool
     # for another that waits for it.
     native = [item.lock for item in distinct if type(item.lock) is TableLock]
     others = [item for item in distinct if type(item.lock) is not TableLock]
-    with contextlib.ExitStack() as locks:
-        if native:
-            locks.enter_context(TableLocks(native))
-        for item in sorted(others, key=id):
-            locks.enter_context(item.lock)
+
+    def held() -> R:
         if any(item._call.goes_on or (_is_handed_over(item) and not goes_on) for item in distinct):
             raise RuntimeError(
                 "A lookup or an update was called while this thread was in another call of one of "
@@ -196,6 +192,29 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool
                 "call."
             )
         return _outermost(distinct, function, changes=True)
+
+    locks = [item.lock for item in sorted(others, key=id)]
+    if not native:
+        return _nested(locks, held)
+    with TableLocks(native):
+        return _nested(locks, held)
+
+
+def _nested(locks: Sequence[Any], function: Callable[[], R]) -> R:
+    # By `with` alone: in an ExitStack Ctrl-C may come between a lock and the note of it. Some at a
+    # time, for a call may have a thousand tables, and Python nests 20 blocks at most.
+    if not locks:
+        return function()
+    if len(locks) < 4:
+        with locks[0]:
+            return _nested(locks[1:], function)
+    if len(locks) < 15:
+        a, b, c, d, *others = locks
+        with a, b, c, d:
+            return _nested(others, function)
+    a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, *others = locks
+    with a, b, c, d, e, f, g, h, i, j, k, m, n, o, p:
+        return _nested(others, function)
 
 
 def last_change(items: Iterable[Exclusive]) -> object:
