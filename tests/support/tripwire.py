@@ -170,8 +170,10 @@ class CtrlC:
 
     def _enter(self, frame, event, arg):
         code = frame.f_code
-        # What is raised where a generator is closed nobody sees.
-        if code.co_filename.startswith(_PACKAGE) and not code.co_flags & inspect.CO_GENERATOR:
+        # contextlib's run between a lock and who holds it by an ExitStack. What is raised where a
+        # generator is closed nobody sees.
+        is_traced = code.co_filename.startswith(_PACKAGE) or code.co_filename == _CONTEXTLIB
+        if is_traced and not code.co_flags & inspect.CO_GENERATOR:
             self.count += 1
             if self.count == self.at:
                 self.place = _name(frame)
