@@ -1,9 +1,8 @@
 """Holds signals back for the length of a change, so that Ctrl-C cuts none in two."""
 
-import _thread
+import os
 import signal
 import threading
-from collections import deque
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -24,13 +23,16 @@ class _Uninterrupted:
     def __init__(self) -> None:
         # Only the main thread looks at these.
         self._depth = 0
+        self._thread = 0  # which was the main thread when the outermost block began
         self._handlers: dict[int, Any] = {}
-        self._caught: list[signal.Signals] = []
+        self._caught: dict[int, FrameType | None] = {}
 
     def __enter__(self) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        thread = threading.get_ident()
+        if thread != threading.main_thread().ident:
             return
         if self._depth == 0:
+            self._thread = thread
             try:
                 for number in _SIGNALS:
                     handler = signal.getsignal(number)
@@ -57,9 +59,13 @@ class _Uninterrupted:
             self._restore()
         finally:
             self._restore()  # where a handler has raised in between
-            caught, self._caught = self._caught, []
-            # They come again, all of them before the first handler runs.
-            deque(map(_thread.interrupt_main, caught), maxlen=0)
+            self._deliver()
+
+    def after_fork_in_child(self) -> None:
+        """Gives handlers back where another thread has forked: the block ends in the parent."""
+        if self._depth and threading.get_ident() != self._thread:
+            self._depth, self._caught = 0, {}
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():
@@ -67,11 +73,22 @@ class _Uninterrupted:
                 signal.signal(number, handler)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        if number not in self._caught:  # as the system does with one that is pending
-            self._caught.append(signal.Signals(number))
+        self._caught.setdefault(number, frame)  # once, as the system does with one that is pending
+
+    def _deliver(self) -> None:
+        """Calls the handlers of what was caught, all of them though one raises."""
+        if self._caught:
+            number = next(iter(self._caught))
+            frame, handler = self._caught.pop(number), signal.getsignal(number)
+            try:
+                if callable(handler):
+                    handler(number, frame)
+            finally:
+                self._deliver()
 
 
 _uninterrupted = _Uninterrupted()
+os.register_at_fork(after_in_child=_uninterrupted.after_fork_in_child)
 
 
 def uninterrupted() -> _Uninterrupted:

@@ -190,8 +190,7 @@ def _taken_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States |
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
         warn_if_several_fit(table.name, store, kinds)
-        with uninterrupted():
-            give_states(store, states.values(), StateOwner.of(optimizer))
+        give_states(store, states.values(), StateOwner.of(optimizer))
     return states
 
 
@@ -235,9 +234,10 @@ def copy_states(store: RowStore, states: States, columns: Iterable[Column]) -> N
 
 def give_states(store: RowStore, columns: Iterable[Column], owner: StateOwner) -> None:
     """Makes an owner the owner of free states."""
-    for column in columns:
-        column.owner = owner
-    store.set_columns(store.columns)
+    with uninterrupted():
+        for column in columns:
+            column.owner = owner
+        store.set_columns(store.columns)
 
 
 def _keep(store: RowStore, states: States) -> None:
@@ -269,8 +269,7 @@ def _settle(store: RowStore) -> None:
     free = [each.rows for each in numbered_states(store) if not each.rows.is_used]
     for states in store.state_groups.values():
         if next(iter(states.values())).is_used:
-            with uninterrupted():
-                _keep(store, states)
+            _keep(store, states)
     if free:
         drop_states(store, free)
 

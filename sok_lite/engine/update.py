@@ -204,10 +204,9 @@ class JoinedStep(Step):
         if not self._is_prepared:
             self.prepare()
         *others, last = self._steps
-        with uninterrupted():
-            for step in others:
-                step.commit()
-            last.commit(note)
+        for step in others:  # not held back: they may wait for a remote store
+            step.commit()
+        last.commit(note)
 
 
 class UpdateStep(HeldStep):

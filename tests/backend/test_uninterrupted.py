@@ -1,9 +1,12 @@
 """Ctrl-C and other signals wait for the end of a block, whatever handlers they have."""
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -121,3 +124,40 @@ with uninterrupted():
     signal.raise_signal(signal.SIGINT)
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGINT
+
+
+def test_a_child_of_another_thread_has_the_handlers_that_were_there():
+    """It is forked within a block of the main thread, which ends in the parent alone."""
+    before, ends = signal.signal(signal.SIGTERM, lambda *_: os._exit(7)), []
+
+    def fork():
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                time.sleep(0.01)
+            os._exit(1)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    try:
+        with uninterrupted():
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ends == [7]
+
+
+def test_a_loop_of_asyncio_hears_of_a_signal_once():
+    async def program():
+        heard, loop = [], asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, heard.append, 1)
+        with uninterrupted():
+            signal.raise_signal(signal.SIGTERM)
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        loop.remove_signal_handler(signal.SIGTERM)
+        return heard
+
+    assert asyncio.run(program()) == [1]

@@ -2,7 +2,7 @@
 
  1. Keys are told apart (`dedup`), and values are drawn for those that may get no row.
  2. Where a table admits only some, it is decided which (admission.py).
- 3. Each table makes room: the index grows and rows are claimed. All that needs memory is here.
+ 3. Each table makes room: the index grows and rows are claimed.
  4. Keys get slots, in which no search finds them yet. Where some find none the index grows, or
     takes another seed, and they try again. A full "hybrid" table leaves this out.
  5. Rows are written and given to their keys; in a full "hybrid" table a kernel says in the same
@@ -10,8 +10,9 @@
  6. The counters follow what kernels have counted.
 
 Tables go through these steps together, so that launches are made, and a device is waited for, as
-often for a thousand tables as for one. An error in 1 to 4 leaves every table as it was, but for its
-room; 5 and 6 need no memory.
+often for a thousand tables as for one. An error before the launches of 5 are made, for which
+`commit_launches` still finds memory, leaves every table as it was, but for its room. Signals wait
+until the end of all steps (find.py, `look_up_batch`).
 
 Where an "hbm" table has room and no key is turned away, the index tells keys apart itself: see
 `ItemInsertion`. Native code does the same for tables that have room (kernels/ops/insertion.cpp).
@@ -772,18 +773,22 @@ class ItemInsertion:
             *new.delivery_launches(new.rows),
         ]
 
-    def settle(self, counted: list[int], stays: bool) -> None:
-        """Brings the counters to what the kernels have done, or takes all back if it is not to
-        stay."""
-        new, used = self._new, counted[Count.USED]
-        if not stays:
-            self._index.take_back(new.keys, self._placed, self._taken)
-            new.rows[new.number >= 0] = NO_ROW
-            new.counters[Count.REFUSED : Count.USED + 1] = 0
-            return
+    def settle(self, counted: list[int]) -> None:
+        """Brings the counters to what the kernels have done."""
+        used = counted[Count.USED]
         self._table.store.take(self._claim, used)
         self._index.record.size += used
         self._table.counters.inserted += used
+
+    def take_back(self) -> None:
+        """Takes back what the kernels have done to the index. It needs no memory."""
+        self._index.take_back(self._new.keys, self._placed, self._taken)
+
+    def clear_results(self) -> None:
+        """Clears the results of what was taken back, so that another insertion gives them."""
+        new = self._new
+        new.rows[new.number >= 0] = NO_ROW
+        new.counters[Count.REFUSED : Count.USED + 1] = 0
 
 
 def _insert_items(
@@ -809,10 +814,15 @@ def _insert_items(
         items[i] = ItemInsertion(requests[i].table, new, found.counted[i][Count.MISSING])
     launch_all(*[each.launches() for each in items.values()])
     counted = backend.to_host(found.counters).tolist()
-    stays = not any(counted[i][Count.REFUSED] for i in tables)
-    for i, each in items.items():
-        each.settle(counted[i], stays)
-    return stays
+    if not any(counted[i][Count.REFUSED] for i in tables):
+        for i, each in items.items():
+            each.settle(counted[i])
+        return True
+    for each in items.values():  # of all tables, before anything needs memory
+        each.take_back()
+    for each in items.values():
+        each.clear_results()
+    return False
 
 
 def _inserts_items(request: LookupRequest, num_missing: int) -> bool:
