@@ -37,46 +37,41 @@ class Interrupt(BaseException):
 
 
 class Tripwire:
-    """Raises an exception at a place of a call, and maybe a second one while the first unwinds.
+    """Raises an exception at a place of a call.
 
     Args:
       at: number of the place, from 1 on; 0: nowhere, places are counted.
       error: the exception type.
-      second: number of the place, counted from the first on; 0: none.
-      everywhere: also within backends and functions without a state.
       opcodes: a place is an instruction and not a line.
 
     Attributes:
       count: places so far.
       place: "file:line" where it was raised; None: nowhere.
-      second_place: the same of the second exception.
     """
 
-    def __init__(self, at=0, error=Interrupt, second=0, everywhere=False, opcodes=False):
-        self.at, self.error, self.second = at, error, second
+    def __init__(self, at=0, error=Interrupt, opcodes=False):
+        self.at, self.error = at, error
         self.opcodes = opcodes
         self.event = "opcode" if opcodes else "line"
-        self.leave_out = () if everywhere else _PURE
         self.count = 0
-        self.place = self.second_place = None
+        self.place = None
 
     def run(self, work):
         """Calls work() and returns what it returns."""
-        before = sys.gettrace(), sys.getprofile()
+        before = sys.gettrace()
         gc.disable()  # the finalizers of other tables are none of this call's lines
         sys.settrace(self._enter)
         try:
             return work()
         finally:
-            sys.setprofile(before[1])
-            sys.settrace(before[0])
+            sys.settrace(before)
             gc.enable()
 
     def _traces(self, code):
         name = code.co_filename
         if name == _CONTEXTLIB:
             return True
-        return name.startswith(_PACKAGE) and not name.startswith(self.leave_out)
+        return name.startswith(_PACKAGE) and not name.startswith(_PURE)
 
     def _enter(self, frame, event, arg):
         if not self._traces(frame.f_code):
@@ -90,24 +85,8 @@ class Tripwire:
         self.count += 1
         if self.place is None and self.count == self.at:
             self.place = _name(frame)
-            if self.second:
-                self.count = 0
-                # CPython stops tracing where a trace function raises; a profile function goes on.
-                sys.setprofile(self._trace_again)
-            raise self.error
-        if self.place is not None and self.second_place is None and self.count == self.second:
-            self.second_place = _name(frame)
-            sys.setprofile(None)
             raise self.error
         return self._step
-
-    def _trace_again(self, frame, event, arg):
-        sys.setprofile(None)
-        sys.settrace(self._enter)
-        while frame is not None:
-            if self._traces(frame.f_code):
-                frame.f_trace = self._step
-            frame = frame.f_back
 
 
 def _name(frame):
