@@ -98,6 +98,11 @@ class CountersRecord(Structure):
         """Returns the counts, by the names of COUNTERS."""
         return {name: getattr(self, name) for name in COUNTERS}
 
+    def reset(self) -> None:
+        """Begins all counts anew."""
+        for name in COUNTERS:
+            setattr(self, name, 0)
+
 
 class GradientRecord(Structure):
     """The keys of the last gradient and their row numbers: see last_gradient.py.

@@ -20,7 +20,6 @@ from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.export import chosen, is_below
 from sok_lite.engine.table.history import keys_where
 from sok_lite.engine.table.parts import TableParts
-from sok_lite.engine.table.record import COUNTERS
 from sok_lite.engine.table.results import Predicate
 
 # Other units of a time that a program may give to `expire`.
@@ -143,8 +142,7 @@ def clear(table: TableParts) -> None:
     table.index.clear(place)
     if table.pending is not None:
         table.pending.clear(pending_place)
-    for name in COUNTERS:
-        setattr(table.counters, name, 0)
+    table.counters.reset()
     table.renew()
     if table.tiers is not None:
         table.tiers.clear()

@@ -52,7 +52,6 @@ from sok_lite.engine.table.exclusive import changing_alone
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex, capacity_for
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY
-from sok_lite.engine.table.record import COUNTERS
 from sok_lite.engine.table.table import EmbeddingTable
 
 _log = logging.getLogger("sok_lite")
@@ -153,8 +152,7 @@ def swap_of(table: EmbeddingTable, filled: Filled) -> Swap:
         restart_clock()
         table.set_parts(filled.new_index, filled.store)
         table.tiers, table.pending, table.removals = filled.tiers, filled.pending, log
-        for name in COUNTERS:
-            setattr(table.counters, name, 0)
+        table.counters.reset()
         table.renew()
         forget(table)
 
