@@ -106,7 +106,9 @@ def test_a_search_that_goes_on_reads_only_lines_with_the_digest_of_the_key(backe
     index = new_index(backend, 16)
     index.insert_all(some_keys(backend, 450))
     entries = index.entries()
-    keys, is_first = (backend.to_host(a) for a in (entries.keys, index.lines_read(entries) == 1))
+    keys, is_first = (
+        backend.to_host(a) for a in (entries.keys, index.probe_lengths_of(entries) == 1)
+    )
     digests = hash_keys(keys, index.seed) >> np.uint64(56)
     one = digests[~is_first][0]
     for segment in index.directory.segments:
@@ -123,7 +125,7 @@ def test_what_was_put_elsewhere_is_found_after_its_own_line_has_room(backend, bu
     keys = some_keys(backend, 400)
     index.insert_all(keys)
     rows = backend.to_host(index.find(keys).rows)
-    elsewhere = backend.to_host(index.lines_read(index.entries())) > 1
+    elsewhere = backend.to_host(index.probe_lengths_of(index.entries())) > 1
     entries = index.entries()
     assert elsewhere.any() and not elsewhere.all()
     index.erase(entries.keys[backend.from_host(~elsewhere)])
@@ -140,8 +142,8 @@ def test_slots_are_the_same_whichever_is_looked_for_first(backend, strategy, mon
     """The look for a victim sees free slots, too: to begin with it saves the other look where most
     buckets are full, and changes nothing else."""
     held = []
-    for looks_full in (False, True):
-        monkeypatch.setattr(HkvIndex, "looks_full", looks_full)
+    for is_nearly_full in (False, True):
+        monkeypatch.setattr(HkvIndex, "is_nearly_full", is_nearly_full)
         options = {"max_capacity": 64, "init_capacity": 64, "evict_strategy": strategy}
         table = new_table(backend, 1, "hybrid", **options)
         for key in range(80):
