@@ -196,8 +196,8 @@ class Directory:
         return [segment.shape for segment in self.segments]
 
     def homes(self, keys: Array) -> tuple[Array, Array, Array]:
-        """Returns the hashes of keys, (n,) uint64, and the first slot, (n,) int64, and the number of
-        lines or buckets, (n,) uint64, of their segments, as kernels/slots.cuh."""
+        """Returns the hashes of keys, (n,) uint64, and the first slots, (n,) int64, and numbers of
+        lines or buckets, (n,) uint64, of their segments; as kernels/slots.cuh."""
         xp, host = self._backend.xp, self._backend.from_host
         hashes = hash_keys(keys, self.seed)
         turned = ((hashes >> np.uint64(32)) * _TURN) & _HALF

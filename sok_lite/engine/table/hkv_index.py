@@ -24,8 +24,7 @@ _CUSTOMIZED = STRATEGIES.index("kCustomized")
 # Segments begin to be split at this share of the number of keys at which the capacity doubles.
 _SPLITS_FROM = 0.7
 # Load factor below which both buckets of a key are not full by chance, by slots per bucket.
-_SPARSE = {4: 0.01, 8: 0.05}
-_SPARSE_FROM_16 = 0.2
+_SPARSE, _SPARSE_FROM_16 = {4: 0.01, 8: 0.05}, 0.2
 
 
 class Placement(NamedTuple):
@@ -75,6 +74,7 @@ class HkvIndex(Index):
         self.max_load_factor = max_load_factor
         self.strategy = strategy
         self.scores_age = strategy == "kEpochLru"
+        self._sparse_load = _SPARSE.get(bucket, _SPARSE_FROM_16)
         self._capacity = 0
         sizes = SizePolicy.of(backend, bucket, 1)
         super().__init__(backend, key_dtype, name, sizes, init_capacity, strategy != "kLru", seed)
@@ -109,11 +109,6 @@ class HkvIndex(Index):
     def room(self) -> int:
         """How many keys can be inserted without eviction, at most."""
         return self.max_capacity + 2 - self.size
-
-    def score_rule(self, refreshes: bool = True) -> tuple[int, int]:
-        # Those of kCustomized change only by new scores from the caller.
-        strategy, epoch = super().score_rule()
-        return strategy if refreshes else _CUSTOMIZED, epoch
 
     def make_room(self, count: int) -> None:
         """Grows, up to `max_capacity`, for `count` more keys below the load factor.
@@ -177,7 +172,7 @@ class HkvIndex(Index):
             are then not refused for their score.
         """
         n, may_evict = int(keys.size), 0 if claim is None else 1 + self.is_nearly_full
-        strategy, epoch = self.score_rule()
+        strategy, epoch = self.record.strategy, self.record.epoch
         if are_scores and caller_scores is not None:
             strategy = _CUSTOMIZED
         has_score = caller_scores is not None or not scores_follow
@@ -222,8 +217,7 @@ class HkvIndex(Index):
 
     def is_sparse(self, count: int) -> bool:
         """Whether `count` more keys would find free slots, unless they are chosen to collide."""
-        share = _SPARSE.get(self.bucket, _SPARSE_FROM_16)
-        return self.size + count < share * self.directory.num_slots
+        return self.size + count < self._sparse_load * self.directory.num_slots
 
     def take_new_seed(self) -> bool:
         """Rehashes a sparse index with a new seed.
@@ -275,8 +269,7 @@ class HkvIndex(Index):
         if capacity <= directory.effective_slots:
             most = bisect_left(range(1, directory.num_slots + 1), True, key=is_too_small)
         if directory.num_slots >= self.max_capacity:  # unless it is sparse, insertion evicts
-            share = _SPARSE.get(self.bucket, _SPARSE_FROM_16)
-            most = min(most, math.ceil(share * directory.num_slots) - 1)
+            most = min(most, math.ceil(self._sparse_load * directory.num_slots) - 1)
         self._capacity, self.record.most_keys = capacity, most
 
     def reserve(self, num_keys: int) -> None:

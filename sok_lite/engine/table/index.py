@@ -31,10 +31,12 @@ from sok_lite.engine.table.directory import (
     matching_groups,
     segment_bytes,
 )
+from sok_lite.engine.table.hkv_options import STRATEGIES
 from sok_lite.engine.table.record import IndexRecord
 
 # Slots that a scan of the whole index reads at a time: 16 MB.
 CHUNK_SLOTS = 1 << 20
+_CUSTOMIZED = STRATEGIES.index("kCustomized")
 
 
 class Found(NamedTuple):
@@ -292,14 +294,6 @@ class Index(ABC):
         kind = (int(self.has_scores), self.bucket, *self.reserved_keys())
         return directory.table, directory.hashing, self.side, *kind
 
-    def score_rule(self, refreshes: bool = True) -> tuple[int, int]:
-        """Returns the number of the score strategy, and the epoch, as kernels take them.
-
-        Args:
-          refreshes: whether a search changes the scores of the keys that it finds.
-        """
-        return self.record.strategy, self.record.epoch
-
     def search(
         self,
         keys: Array,
@@ -338,7 +332,9 @@ class Index(ABC):
     ) -> tuple[Any, ...]:
         """Returns the arguments of kernels that mark keys as seen by a lookup."""
         counts, is_counting = (None, False) if accesses is None or not lookup_number else accesses
-        return lookup_number, *self.score_rule(refreshes), counts, int(is_counting)
+        # Under kCustomized a search leaves scores as they are.
+        strategy = self.record.strategy if refreshes else _CUSTOMIZED
+        return lookup_number, strategy, self.record.epoch, counts, int(is_counting)
 
     def find(
         self, keys: Array, lookup_number: int = 0, caller_scores: Array | None = None
