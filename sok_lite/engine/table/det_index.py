@@ -302,7 +302,7 @@ class DetIndex(Index):
                 segments = self.directory.segments
                 at = self._next_rebuilt % num_segments
                 before, one, after = segments[:at], segments[at], segments[at + 1 :]
-                if not self._replace_segments(before, [one], [one.shape], after, self.capacity):
+                if not self.replace_segments(before, [one], [one.shape], after, self.capacity):
                     return
                 self._next_rebuilt = at + 1
 

@@ -398,7 +398,7 @@ class Index(ABC):
             before = sum(segment.shape.slots for segment in some)
             after = sum(shape.slots for shape in shapes)
             if after > before if grows else after < before:
-                made = self._replace_segments(done, some, shapes, left, num_slots)
+                made = self.replace_segments(done, some, shapes, left, num_slots)
                 if made is None:
                     if grows:
                         self.rehash(num_slots)
@@ -414,7 +414,7 @@ class Index(ABC):
           RuntimeError: keys find no slot with another seed either: they are chosen against it.
         """
         old, shapes = self.directory.segments, self.sizes.shapes(num_slots)
-        if self._replace_segments([], old, shapes, [], num_slots, seed_after(self.seed)) is None:
+        if self.replace_segments([], old, shapes, [], num_slots, seed_after(self.seed)) is None:
             raise self.error_of_chosen_keys()
 
     def error_of_chosen_keys(self) -> RuntimeError:
@@ -427,7 +427,7 @@ class Index(ABC):
             "SOK_LITE_HASH_SEED). Or keys repeat that were promised to be distinct."
         )
 
-    def _replace_segments(
+    def replace_segments(
         self,
         before: Sequence[Segment],
         segments: Sequence[Segment],
