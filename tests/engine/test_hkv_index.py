@@ -13,6 +13,7 @@ from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.restore import put_in_slots
 from tests.support.helpers import new_table, with_segments
 from tests.support.table_audit import audit, audit_overflows, digests_of, overflows_of
@@ -22,17 +23,14 @@ each_strategy = pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
 
 
 def new_index(backend, bucket, strategy="kLru", slots=512, most=512, load=1.0):
-    return HkvIndex(
-        backend,
-        key_dtype("int64"),
-        "table",
+    options = HkvOptions(
         init_capacity=slots,
         max_capacity=most,
-        bucket=bucket,
+        max_bucket_size=bucket,
         max_load_factor=load,
-        strategy=strategy,
-        seed=0x7A5B20,
+        evict_strategy=strategy,
     )
+    return HkvIndex(backend, key_dtype("int64"), "table", options, seed=0x7A5B20)
 
 
 def some_keys(backend, count, seed=0):

@@ -65,9 +65,8 @@ class DetIndex(Index):
         Raises:
           MemoryError: no memory; all keys are as they were.
         """
-        most = _MAX_LOAD_FACTOR * self.capacity
         if not self._grow(self.size + count):
-            open_slots = most - self.size - count
+            open_slots = _MAX_LOAD_FACTOR * self.capacity - self.size - count
             self._rebuild(max(open_slots, _MIN_RECLAIM_FACTOR * self.capacity), open_slots)
 
     def insert_launch(self, keys: Array, rows: Array, lookup_number: int) -> Launch:
@@ -114,8 +113,8 @@ class DetIndex(Index):
         to: tuple[Array, Array, Array],
         counts: Array,
     ) -> list[Launch]:
-        """Returns the launches that insert new keys (n,) with duplicates, after `make_room` for n.
-        The caller changes `size`.
+        """Returns the launches that insert new keys (n,) with duplicates, after `make_room`. The
+        caller changes `size`.
 
         Args:
           rows: (n,) uint32; items with NO_ROW are inserted, and get the row of their key.

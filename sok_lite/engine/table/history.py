@@ -39,9 +39,9 @@ def counts(table: TableParts, keys: Any) -> Array:
 def times(table: TableParts, keys: Any) -> Array:
     """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
 
-    It is 0 for a key that none has seen.
-    A write counts as of the last lookup before it. Times are never too early, and too late by at
-    most a second, or 1/128 of how long ago they were. Checkpoints keep them.
+    It is 0 for a key that none has seen. A write counts as of the last lookup before it. Times are
+    never too early, and too late by at most a second, or 1/128 of how long ago they were.
+    Checkpoints keep them.
     """
     backend, keys = table.backend, checked_keys(table, keys)
     last_seen = table.index.last_seen(keys)

@@ -89,21 +89,11 @@ class HkvTable(EmbeddingTable):
         )
         self.tiers: RowTiers = RowTiers(self.store)
         self.index: HkvIndex
-        index = HkvIndex(
-            backend,
-            self.key_dtype,
-            name,
-            init_capacity=max(opts.init_capacity, opts.bucket),
-            max_capacity=opts.max_capacity,
-            bucket=opts.bucket,
-            max_load_factor=opts.max_load_factor,
-            strategy=opts.evict_strategy,
-        )
         if opts.enter_threshold > 1:
             counted = (f"{name} (pending counts)", opts.enter_threshold)
             self.pending = PendingCounts(backend, self.key_dtype, *counted)
         self.counts_repeats = opts.count_repeats
-        self.set_parts(index, self.store)
+        self.set_parts(HkvIndex(backend, self.key_dtype, name, opts), self.store)
         self._has_warned = False
 
     @property

@@ -4,7 +4,7 @@ import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys, seed_after
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.directory import LINE, Directory, Segment, SizePolicy, fast_range
-from sok_lite.engine.table.hkv_options import STRATEGIES
+from sok_lite.engine.table.hkv_options import STRATEGIES, HkvOptions
 from sok_lite.engine.table.index import Index, IndexEntries
 from sok_lite.engine.table.record import LAST_LOOKUP_NUMBER
 
@@ -49,11 +49,12 @@ class HkvIndex(Index):
     that all keys find slots. The first segments are split before the capacity doubles, to spread
     the work: there can be more slots than `capacity`.
 
+    Args:
+      capacity: initial number of slots; None: that of the options.
+      seed: of the hash of keys; None: a new one.
+
     Attributes:
-      max_capacity: slots up to which the index doubles; then insertion evicts.
-      bucket: slots per bucket.
-      max_load_factor: load factor above which the index doubles.
-      strategy: one of STRATEGIES.
+      max_capacity, bucket, max_load_factor, strategy: of the options.
     """
 
     def __init__(
@@ -61,25 +62,23 @@ class HkvIndex(Index):
         backend: Backend,
         key_dtype: KeyDtype,
         name: str,
-        *,
-        init_capacity: int,
-        max_capacity: int,
-        bucket: int,
-        max_load_factor: float,
-        strategy: str,
+        options: HkvOptions,
+        capacity: int | None = None,
         seed: int | None = None,
     ) -> None:
-        self.max_capacity = max_capacity
-        self.bucket = bucket
-        self.max_load_factor = max_load_factor
-        self.strategy = strategy
-        self.scores_age = strategy == "kEpochLru"
-        self._sparse_load = _SPARSE.get(bucket, _SPARSE_FROM_16)
+        self._options = options
+        self.max_capacity, self.bucket = options.max_capacity, options.bucket
+        self.max_load_factor, self.strategy = options.max_load_factor, options.evict_strategy
+        self.scores_age = self.strategy == "kEpochLru"
+        self._sparse_load = _SPARSE.get(self.bucket, _SPARSE_FROM_16)
         self._capacity = 0
-        sizes = SizePolicy.of(backend, bucket, 1)
-        super().__init__(backend, key_dtype, name, sizes, init_capacity, strategy != "kLru", seed)
-        self.record.strategy = STRATEGIES.index(strategy)
-        self._set_capacity(init_capacity)
+        sizes, is_scored = SizePolicy.of(backend, self.bucket, 1), self.strategy != "kLru"
+        init_slots = max(options.init_capacity, self.bucket)
+        capacity = init_slots if capacity is None else capacity
+        super().__init__(backend, key_dtype, name, sizes, capacity, is_scored, seed)
+        self.init_slots = self.least_slots = init_slots
+        self.record.strategy = STRATEGIES.index(self.strategy)
+        self._set_capacity(capacity)
 
     @property
     def epoch(self) -> int:
@@ -283,7 +282,7 @@ class HkvIndex(Index):
         self._grow(capacity, capacity)
 
     def decay(self, factor: float) -> None:
-        scores = [segment.scores for segment in self.directory.segments]
+        scores: list[Any] = [segment.scores for segment in self.directory.segments]
         scores.append(self.side[4:].view(np.uint64))
         has_epochs = int(self.strategy == "kEpochLfu")
         parts = [Work(int(x.size), (x, has_epochs, factor, int(x.size))) for x in scores]
@@ -326,25 +325,9 @@ class HkvIndex(Index):
     # ---------------------------------------------------------------- restoring
 
     def emptied(self, capacity: int | None = None, seed: int | None = None) -> "HkvIndex":
-        """Returns an index like this one without keys.
-
-        Args:
-          capacity: slots; None: as at first.
-          seed: of the hash of keys; None: a new one.
-        """
-        index = HkvIndex(
-            self.backend,
-            self.key_dtype,
-            self.name,
-            init_capacity=self.init_slots if capacity is None else capacity,
-            max_capacity=self.max_capacity,
-            bucket=self.bucket,
-            max_load_factor=self.max_load_factor,
-            strategy=self.strategy,
-            seed=seed,
-        )
-        index.init_slots = index.least_slots = self.init_slots
-        return index
+        """Returns an index like this one without keys."""
+        kind = (self.backend, self.key_dtype, self.name, self._options)
+        return HkvIndex(*kind, capacity, seed)
 
     def insert_all(self, keys: Array, most: int | None = None, first: int = 0) -> int:
         """Inserts distinct new keys (n,). Nothing else may use the index meanwhile.

@@ -314,18 +314,16 @@ class Index(ABC):
             (kCustomized).
           accesses: counters of rows to increment.
           copying: where to copy the rows found.
-          into: zeroed memory for `rows` and `counts` of the search; without it new arrays.
+          into: memory for `rows` and zeroed memory for `counts`; without it new arrays.
           refreshes: whether scores change; otherwise only `last_seen` does.
         """
         xp, n = self.backend.xp, int(keys.size)
         rows, counts = into or (xp.empty(n, np.uint32), xp.zeros(2, np.int64))
         *where, out, gives_zeros = (None, 0, 0, None, 0) if copying is None else copying
         note = self.mark_seen_args(lookup_number, accesses, refreshes)
-        arguments = (
-            *(*self.kernel_args(), *note[:3], caller_scores, *note[3:]),
-            *(*where, keys, rows, out, gives_zeros, counts, n),
-        )
-        return Search(Launch(self.backend, "find", Work(n, arguments)), rows, counts)
+        marking = (*note[:3], caller_scores, *note[3:])
+        args = (*self.kernel_args(), *marking, *where, keys, rows, out, gives_zeros, counts, n)
+        return Search(self.backend.prepared("find", n, *args), rows, counts)
 
     def mark_seen_args(
         self, lookup_number: int, accesses: AccessCounts | None, refreshes: bool = True
@@ -336,11 +334,9 @@ class Index(ABC):
         strategy = self.record.strategy if refreshes else _CUSTOMIZED
         return lookup_number, strategy, self.record.epoch, counts, int(is_counting)
 
-    def find(
-        self, keys: Array, lookup_number: int = 0, caller_scores: Array | None = None
-    ) -> Found:
-        """Finds keys (n,) int64 at once; arguments as of `search`."""
-        search = self.search(keys, lookup_number, caller_scores)
+    def find(self, keys: Array) -> Found:
+        """Finds keys (n,) int64 at once, and changes nothing."""
+        search = self.search(keys)
         search.launch()
         return search.found
 
