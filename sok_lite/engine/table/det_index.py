@@ -18,10 +18,9 @@ from sok_lite.engine.table.index import Index, IndexEntries
 _MIN_CAPACITY = 64
 # Up to this load a hit reads 1.2 lines of 4 slots on average.
 _MAX_LOAD_FACTOR = 0.7
-# Shares of erased slots, which lengthen every probe, above which segments are rebuilt: in an index
-# that is not crowded, and in one that is. The latter is not 0, for a rebuild reads all slots.
-_MAX_RECLAIM_FACTOR = 0.15
-_MIN_RECLAIM_FACTOR = 0.05
+# Shares of tombstones, which lengthen every probe, above which segments are rebuilt: in an index
+# with few keys, and in a crowded one. The latter is not 0, for a rebuild reads all slots.
+_MAX_TOMBSTONES, _MAX_TOMBSTONES_CROWDED = 0.15, 0.05
 # Lines after which a new key is refused: probes are so long only for keys chosen to collide.
 MOST_LINES = 1024 // LINE
 _ALL_LINES = 0xFFFFFFFF
@@ -33,7 +32,10 @@ _SHRINKS_ABOVE, _SHRINKS_TO = 2.0, 1.6
 
 
 class DetIndex(Index):
-    """Row numbers by key. Keys are int64 arrays (n,), the engine's form of every key type."""
+    """Row numbers by key. Keys are int64 arrays (n,), the engine's form of every key type.
+
+    An erased slot is a tombstone until a new key reuses it, or its segment is rebuilt.
+    """
 
     def __init__(
         self, backend: Backend, key_dtype: KeyDtype, name: str = "table", init_capacity: int = 0
@@ -60,14 +62,16 @@ class DetIndex(Index):
         return index
 
     def make_room(self, count: int) -> None:
-        """Grows so that `count` keys can be inserted, or drops erased slots.
+        """Grows so that `count` keys can be inserted, or drops tombstones.
 
         Raises:
           MemoryError: no memory; all keys are as they were.
         """
         if not self._grow(self.size + count):
             open_slots = _MAX_LOAD_FACTOR * self.capacity - self.size - count
-            self._rebuild(max(open_slots, _MIN_RECLAIM_FACTOR * self.capacity), open_slots)
+            self._drop_tombstones(
+                max(open_slots, _MAX_TOMBSTONES_CROWDED * self.capacity), open_slots
+            )
 
     def insert_launch(self, keys: Array, rows: Array, lookup_number: int) -> Launch:
         """Returns the launch that inserts distinct new keys, after `make_room`. The caller changes
@@ -208,13 +212,13 @@ class DetIndex(Index):
         self.record.num_erased += count
 
     def clean(self) -> None:
-        """Shrinks an index of few keys, and drops erased slots where there are many."""
+        """Shrinks an index of few keys, and drops tombstones where there are many."""
         # Neither is necessary, so that a lack of memory is no error.
         with contextlib.suppress(MemoryError):
             if self.capacity > self._slots_for(_SHRINKS_ABOVE * self.size):
                 self.check()
                 self.resize(self._slots_for(_SHRINKS_TO * self.size), grows=False)
-        self._rebuild(_MAX_RECLAIM_FACTOR * self.capacity, -self.capacity)
+        self._drop_tombstones(_MAX_TOMBSTONES * self.capacity, -self.capacity)
 
     def clear(self, empty: tuple[Directory, Array] | None = None) -> None:
         super().clear(empty)
@@ -248,16 +252,6 @@ class DetIndex(Index):
     def _slots_for(self, num_keys: float) -> int:
         return max(self.least_slots, slots_for(self.sizes, num_keys))
 
-    def _has_reclaimed_above(self, count: float) -> bool:
-        """Whether more than `count` slots were erased and not reused. It waits for the device only
-        if the lower bound does not decide."""
-        if self.record.num_erased - self._num_reused <= count:
-            return False
-        self.check()
-        num_reused, _, num_erased = self.backend.to_host(self._counts).tolist()
-        self.record.num_erased, self._num_reused = num_erased, num_reused
-        return num_erased - num_reused > count
-
     def prepared(self, kernel: str, num_items: int, *args: object) -> Launch:
         where = (self.directory.table, self.directory.hashing, self.side)
         return self.backend.prepared(kernel, num_items, *where, *self.reserved_keys(), *args)
@@ -284,18 +278,23 @@ class DetIndex(Index):
         most = bisect_right(range(most_by_load + 1), directory.num_slots, key=needed) - 1
         self.record.most_keys = most
 
-    def _rebuild(self, limit: float, allowed: float) -> None:
-        """Drops erased slots, segment by segment.
+    def _drop_tombstones(self, limit: float, allowed: float) -> None:
+        """Rebuilds segments with tombstones, one by one.
 
         Args:
-          limit: up to so many erased slots nothing is done.
+          limit: up to so many tombstones nothing is done.
           allowed: about how many may be left.
         """
-        if not self._has_reclaimed_above(limit):
+        # It waits for the device only if the bounds known here do not decide.
+        if self.record.num_erased - self._num_reused <= limit:
             return
-        num_reclaimed = self.record.num_erased - self._num_reused
-        num_segments = len(self.directory.segments)
-        share = min(1.0, (num_reclaimed - allowed) / num_reclaimed)
+        self.check()
+        num_reused, _, num_erased = self.backend.to_host(self._counts).tolist()
+        self.record.num_erased, self._num_reused = num_erased, num_reused
+        num_tombstones, num_segments = num_erased - num_reused, len(self.directory.segments)
+        if num_tombstones <= limit:
+            return
+        share = min(1.0, (num_tombstones - allowed) / num_tombstones)
         with contextlib.suppress(MemoryError):
             for _ in range(min(num_segments, int(share * num_segments) + 1)):
                 segments = self.directory.segments

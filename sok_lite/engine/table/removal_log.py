@@ -17,7 +17,7 @@ class RemovalLog(DetIndex):
     Keys that have got a row again stay in the log, and readers leave them out.
 
     Attributes:
-      since: number of the lookup with which the log begins.
+      since: number of the lookup after which the log has all removals.
     """
 
     def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, since: int) -> None:
@@ -88,5 +88,5 @@ class RemovalLog(DetIndex):
         self.since >>= 1
 
     def begun_anew(self, since: int) -> "RemovalLog":
-        """Returns an empty log of the same table, which begins with a lookup."""
+        """Returns an empty log of the same table, with removals after a lookup."""
         return RemovalLog(self.backend, self.key_dtype, self.name, since)
