@@ -224,7 +224,7 @@ def _recall(
             for count in (num_others, num_without_row)
         ]
         number = 0 if lookup_numbers is None else lookup_numbers[i]
-        arguments = (*table.index.place(), number, update.keys, *stored, rows, *counts, size)
+        arguments = (*table.index.kernel_args(), number, update.keys, *stored, rows, *counts, size)
         launches.append([table.backend.prepared("recall_rows", size, *arguments)])
     launch_all(*launches)
     return results

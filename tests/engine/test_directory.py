@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.table.det_index import _MAX_LOAD_FACTOR, slots_for
-from sok_lite.engine.table.directory import Shape, Sizes, paired
+from sok_lite.engine.table.directory import SegmentShape, SizePolicy, matching_groups
 
-HBM, HYBRID = Sizes(4, 4, 64), Sizes(16, 1, 256)
-ALL = [HBM, HYBRID, Sizes(32, 4, 32), Sizes(1024, 1, 1024), Sizes(1, 4, 1)]
+HBM, HYBRID = SizePolicy(4, 4, 64), SizePolicy(16, 1, 256)
+ALL = [HBM, HYBRID, SizePolicy(32, 4, 32), SizePolicy(1024, 1, 1024), SizePolicy(1, 4, 1)]
 
 
 def hashes_of(shapes):
@@ -20,21 +20,21 @@ def hashes_of(shapes):
 @pytest.mark.parametrize("sizes", ALL, ids=str)
 def test_segments_grow_in_turn_by_a_unit(sizes):
     before, num_slots = None, sizes.granule
-    while num_slots < 40 * sizes.first * sizes.unit:
-        num_slots = sizes.rounded(num_slots)
+    while num_slots < 40 * sizes.min_units * sizes.unit:
+        num_slots = sizes.round_up(num_slots)
         shapes = sizes.shapes(num_slots)
         assert sum(shape.slots for shape in shapes) == num_slots
         assert sum(hashes_of(shapes)) == 1
         assert all(shape.slots % sizes.granule == 0 for shape in shapes)
         if len(shapes) > 1:
-            assert all(1 <= shape.slots / sizes.unit / sizes.first < 2 for shape in shapes)
+            assert all(1 <= shape.slots / sizes.unit / sizes.min_units < 2 for shape in shapes)
             loads = [shape.slots << shape.depth for shape in shapes]
-            assert max(loads) * sizes.first <= min(loads) * (sizes.first + 1)
+            assert max(loads) * sizes.min_units <= min(loads) * (sizes.min_units + 1)
         if before is not None:
-            changes = [pair for pair in paired(before, shapes) if len(pair[1]) > 1]
+            changes = [pair for pair in matching_groups(before, shapes) if len(pair[1]) > 1]
             changes += [
                 pair
-                for pair, shape in zip(paired(before, shapes), before, strict=False)
+                for pair, shape in zip(matching_groups(before, shapes), before, strict=False)
                 if pair[1] != [shape] and pair not in changes
             ]
             assert len(before) == 1 or len(changes) == 1, "more than one segment has changed"
@@ -43,20 +43,20 @@ def test_segments_grow_in_turn_by_a_unit(sizes):
 
 @pytest.mark.parametrize("sizes", ALL, ids=str)
 def test_a_size_is_rounded_to_the_next_that_there_is(sizes):
-    for num_slots in range(1, 20 * sizes.first * sizes.unit, 7):
-        rounded = sizes.rounded(num_slots)
-        assert rounded >= num_slots and sizes.rounded(rounded) == rounded
-        assert rounded - num_slots < max(sizes.granule, num_slots / sizes.first)
+    for num_slots in range(1, 20 * sizes.min_units * sizes.unit, 7):
+        rounded = sizes.round_up(num_slots)
+        assert rounded >= num_slots and sizes.round_up(rounded) == rounded
+        assert rounded - num_slots < max(sizes.granule, num_slots / sizes.min_units)
 
 
 def test_of_one_segment_sizes_have_few_bits():
-    rounded = {HBM.rounded(n) for n in range(1, 257)}
+    rounded = {HBM.round_up(n) for n in range(1, 257)}
     small = [4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
     assert sorted(rounded) == small
-    assert sorted({HYBRID.rounded(n) for n in range(1, 513)}) == [16, 32, 64, 128, 256, 512]
+    assert sorted({HYBRID.round_up(n) for n in range(1, 513)}) == [16, 32, 64, 128, 256, 512]
 
 
-@pytest.mark.parametrize(("sizes", "least"), [(HBM, 0.54), (Sizes(4, 2, 128), 0.45)], ids=str)
+@pytest.mark.parametrize(("sizes", "least"), [(HBM, 0.54), (SizePolicy(4, 2, 128), 0.45)], ids=str)
 def test_no_segment_of_an_hbm_index_is_loaded_above_the_limit(sizes, least):
     last, steps = 0, []
     for num_keys in range(20_000):
@@ -70,19 +70,21 @@ def test_no_segment_of_an_hbm_index_is_loaded_above_the_limit(sizes, least):
         loads = [num_keys * 2.0**-shape.depth / shape.slots for shape in shapes]
         assert max(loads) <= _MAX_LOAD_FACTOR
         if num_keys > 1000:
-            assert min(loads) > 0.85 * least * sizes.first / (sizes.first + 1)
+            assert min(loads) > 0.85 * least * sizes.min_units / (sizes.min_units + 1)
             assert num_keys / num_slots > least
     assert max(steps) <= 1, "more than one segment grows for one key"
 
 
 def test_what_takes_each_others_place():
     shapes = HBM.shapes(11 * 256)  # at 11 units of 256
-    assert [list(pair) for pair in paired(shapes, shapes)] == [[1, [shape]] for shape in shapes]
-    one, two = [Shape(0, 64)], [Shape(1, 64), Shape(1, 80)]
-    assert [list(pair) for pair in paired(one, two)] == [[1, two]]
-    assert [list(pair) for pair in paired(two, one)] == [[2, one]]
-    deep = [Shape(1, 8), Shape(2, 8), Shape(3, 8), Shape(3, 8)]
-    assert [list(pair) for pair in paired(deep, two)] == [[1, two[:1]], [3, two[1:]]]
+    assert [list(pair) for pair in matching_groups(shapes, shapes)] == [
+        [1, [shape]] for shape in shapes
+    ]
+    one, two = [SegmentShape(0, 64)], [SegmentShape(1, 64), SegmentShape(1, 80)]
+    assert [list(pair) for pair in matching_groups(one, two)] == [[1, two]]
+    assert [list(pair) for pair in matching_groups(two, one)] == [[2, one]]
+    deep = [SegmentShape(1, 8), SegmentShape(2, 8), SegmentShape(3, 8), SegmentShape(3, 8)]
+    assert [list(pair) for pair in matching_groups(deep, two)] == [[1, two[:1]], [3, two[1:]]]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -91,12 +93,12 @@ def test_groups_have_the_same_hashes(seed):
 
     def tree(depth):
         if depth == 6 or rng.random() < 0.4:
-            return [Shape(depth, int(rng.integers(1, 9)))]
+            return [SegmentShape(depth, int(rng.integers(1, 9)))]
         return tree(depth + 1) + tree(depth + 1)
 
     before, after = tree(0), tree(0)
     left, coming = iter(before), []
-    for num_segments, shapes in paired(before, after):
+    for num_segments, shapes in matching_groups(before, after):
         some = list(itertools.islice(left, num_segments))
         assert sum(hashes_of(some)) == sum(hashes_of(shapes))
         assert min(len(some), len(shapes)) == 1

@@ -4,6 +4,7 @@ What every table does is in test_tables.py, what must be true of an eviction in
 tests/support/eviction_facts.py.
 """
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.cpu import CpuBackend
+from sok_lite.backend.launches import launch_all
 from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table import insert
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_options import STRATEGIES
 from tests.conftest import QUICK
@@ -446,6 +449,29 @@ def test_whatever_fails_before_an_eviction_leaves_the_table_as_it_was(backend, m
     assert backend.to_host(values)[:, 0].tolist() == [100, 101, 102, 103]
     assert evicted.keys.size + table.size + 4 >= 16
     assert len(set(backend.to_host(table.export_rows()[1]).tolist())) == table.size
+
+
+def test_to_return_what_was_evicted_needs_no_memory_beyond_that_of_the_change(monkeypatch):
+    """The change is made by then: without memory for them, the evicted rows would be lost."""
+    table = full_table(CpuBackend(), slots=1024, dim=64)
+    table.find_or_insert(np.arange(1024))
+    before = 0
+
+    def measured(*launches):
+        nonlocal before
+        launch_all(*launches)
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+
+    monkeypatch.setattr(insert, "launch_all", measured)
+    tracemalloc.start()
+    try:
+        _, evicted = table.lookup_and_evict(np.arange(10_000, 10_900))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert evicted.values.nbytes > 200_000
+    assert peak < before + 20_000
 
 
 def test_a_full_count_of_an_epoch_stays_full(backend):

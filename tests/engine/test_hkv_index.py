@@ -13,6 +13,7 @@ from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.restore import put_in_slots
 from tests.support.helpers import new_table, with_segments
 from tests.support.table_audit import audit, audit_overflows, digests_of, overflows_of
@@ -22,17 +23,14 @@ each_strategy = pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
 
 
 def new_index(backend, bucket, strategy="kLru", slots=512, most=512, load=1.0):
-    return HkvIndex(
-        backend,
-        key_dtype("int64"),
-        "table",
+    options = HkvOptions(
         init_capacity=slots,
         max_capacity=most,
-        bucket=bucket,
+        max_bucket_size=bucket,
         max_load_factor=load,
-        strategy=strategy,
-        seed=0x7A5B20,
+        evict_strategy=strategy,
     )
+    return HkvIndex(backend, key_dtype("int64"), "table", options, seed=0x7A5B20)
 
 
 def some_keys(backend, count, seed=0):
@@ -106,7 +104,9 @@ def test_a_search_that_goes_on_reads_only_lines_with_the_digest_of_the_key(backe
     index = new_index(backend, 16)
     index.insert_all(some_keys(backend, 450))
     entries = index.entries()
-    keys, is_first = (backend.to_host(a) for a in (entries.keys, index.lines_read(entries) == 1))
+    keys, is_first = (
+        backend.to_host(a) for a in (entries.keys, index.probe_lengths_of(entries) == 1)
+    )
     digests = hash_keys(keys, index.seed) >> np.uint64(56)
     one = digests[~is_first][0]
     for segment in index.directory.segments:
@@ -123,7 +123,7 @@ def test_what_was_put_elsewhere_is_found_after_its_own_line_has_room(backend, bu
     keys = some_keys(backend, 400)
     index.insert_all(keys)
     rows = backend.to_host(index.find(keys).rows)
-    elsewhere = backend.to_host(index.lines_read(index.entries())) > 1
+    elsewhere = backend.to_host(index.probe_lengths_of(index.entries())) > 1
     entries = index.entries()
     assert elsewhere.any() and not elsewhere.all()
     index.erase(entries.keys[backend.from_host(~elsewhere)])
@@ -140,8 +140,8 @@ def test_slots_are_the_same_whichever_is_looked_for_first(backend, strategy, mon
     """The look for a victim sees free slots, too: to begin with it saves the other look where most
     buckets are full, and changes nothing else."""
     held = []
-    for looks_full in (False, True):
-        monkeypatch.setattr(HkvIndex, "looks_full", looks_full)
+    for is_nearly_full in (False, True):
+        monkeypatch.setattr(HkvIndex, "is_nearly_full", is_nearly_full)
         options = {"max_capacity": 64, "init_capacity": 64, "evict_strategy": strategy}
         table = new_table(backend, 1, "hybrid", **options)
         for key in range(80):

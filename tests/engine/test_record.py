@@ -15,8 +15,14 @@ from sok_lite.engine.table import record as records
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count
 from sok_lite.engine.table.det_index import MOST_LINES
-from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
-from sok_lite.engine.table.record import INSERTS, READS, TableRecord, new_record, retire
+from sok_lite.engine.table.record import (
+    INSERTS,
+    LAST_LOOKUP_NUMBER,
+    READS,
+    TableRecord,
+    new_record,
+    retire,
+)
 from tests.support.helpers import new_table
 from tests.support.table_audit import audit
 
@@ -136,7 +142,7 @@ def test_records_say_where_kernels_are_told(backend, kind):
     for n in (0, 1, 40, 5000):
         table.find_or_insert(np.arange(n))
         audit(table)
-        directory, hashing, side, *others = table.index.place()
+        directory, hashing, side, *others = table.index.kernel_args()
         addresses = [backend.address(array) for array in (directory, side)]
         assert words_of(table.index)[:7] == [addresses[0], hashing, addresses[1], *others]
         pointers, *others = table.store.place()

@@ -85,12 +85,12 @@ def audit_segments(index):
     shapes = directory.shapes
     assert sum(2.0**-shape.depth for shape in shapes) == 1.0, f"hashes have no segment: {shapes}"
     assert directory.num_slots == sum(shape.slots for shape in shapes)
-    place = index.place()
-    assert place.directory is directory.table and place.side is side, "kernels look elsewhere"
-    _audit_index_record(index, place)
-    entries = index.backend.to_host(place.directory)
-    assert len(entries) == 1 << (31 - place.hashing % 32)
-    assert place.hashing - place.hashing % 32 == index.seed
+    args = index.kernel_args()
+    assert args[0] is directory.table and args[2] is side, "kernels look elsewhere"
+    _audit_index_record(index, args)
+    entries, hashing = index.backend.to_host(args[0]), args[1]
+    assert len(entries) == 1 << (31 - hashing % 32)
+    assert hashing - hashing % 32 == index.seed
     at = 0
     for segment, start in zip(directory.segments, directory.starts.tolist(), strict=False):
         entry = (segment.address, segment.shape.slots // index.sizes.granule)
@@ -104,9 +104,9 @@ def audit_segments(index):
     assert at == len(entries)
 
 
-def _audit_index_record(index, place):
+def _audit_index_record(index, args):
     address = index.backend.address
-    expected = [address(place.directory), place.hashing, address(place.side), *place[3:]]
+    expected = [address(args[0]), args[1], address(args[2]), *args[3:]]
     strategy = getattr(index, "strategy", None)
     expected.append(0 if strategy is None else STRATEGIES.index(strategy))
     _audit_words(f"the index of {index.name}", index.record, expected)
@@ -127,7 +127,7 @@ def _audit_most_keys(index):
     """Raises AssertionError if native code would put too many keys into a "hybrid" index."""
     most, num_slots = index.record.most_keys, index.directory.num_slots
     assert most <= min(num_slots, index.max_load_factor * index.capacity)
-    assert num_slots >= index.capacity and index.directory.densest >= index.capacity
+    assert num_slots >= index.capacity and index.directory.effective_slots >= index.capacity
     assert index._slots_for(most, index.capacity) <= num_slots, "it would have to grow"
     assert not index.is_full_size or index.is_sparse(most - index.size), "it may have to evict"
 

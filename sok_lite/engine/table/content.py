@@ -22,7 +22,8 @@ from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table.clock import Spans
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv import HkvTable
-from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, IndexEntries
+from sok_lite.engine.table.index import IndexEntries
+from sok_lite.engine.table.record import LAST_LOOKUP_NUMBER
 from sok_lite.engine.table.table import EmbeddingTable
 
 _log = logging.getLogger("sok_lite")

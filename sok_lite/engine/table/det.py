@@ -1,4 +1,4 @@
-"""The "hbm" table: all rows in the backend's memory, growing without bound."""
+"""The "hbm" table: all rows in the backend's memory, without a limit."""
 
 from typing import Any
 
@@ -16,16 +16,15 @@ from sok_lite.engine.table.table import EmbeddingTable
 
 
 class DetTable(EmbeddingTable):
-    """A table over an open-addressing index. See EmbeddingTable for what it does.
+    """A table with an open-addressing index; see EmbeddingTable.
 
     Args:
-      backend: where it lives.
       dim: elements of a row.
       initializer: gives the initial values of rows.
       key_type: "int64", "int32" or "uint64".
       dtype: of the rows, a name that RowDtype lists.
-      name: in errors; it also seeds the rows.
-      seed: of the rows.
+      name: for errors, and part of the seed of rows.
+      seed: of the initial values.
       owner: which rank owns a key, the same on all ranks.
       init_capacity: keys to make room for at once.
       rounds_gradients: whether gradients travel to other ranks as bfloat16; see
@@ -61,8 +60,7 @@ class DetTable(EmbeddingTable):
         )
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex
-        index = DetIndex(backend, self.key_dtype, name, init_capacity)
-        self.set_parts(index, self.store)
+        self.set_parts(DetIndex(backend, self.key_dtype, name, init_capacity), self.store)
 
     def make_room(self, count: int) -> Claim:
         self.index.make_room(count)

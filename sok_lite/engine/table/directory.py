@@ -1,7 +1,7 @@
-"""The segments of an index, and the directory by which a kernel finds that of a key.
+"""The segments of an index, and their directory: extendible hashing.
 
-kernels/slots.cuh says what they are. Nothing here is ever changed, only replaced: whoever makes
-another directory publishes it with the launch that moves the keys.
+kernels/slots.cuh has the layout. Directories are never changed, only replaced: the launch that
+moves keys commits a new one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,99 +19,97 @@ _TURN = np.uint64(0x9E3779B1)  # as in kernels/slots.cuh
 _HALF = np.uint64(0xFFFFFFFF)
 
 
-def scaled(bits: Array, count: Array) -> Array:
-    """Returns the numbers (n,) int64 below `count`, uint64, that the low halves of bits name."""
+def fast_range(bits: Array, count: Array) -> Array:
+    """Maps the low halves of bits (n,) uint64 to numbers (n,) int64 below `count`, uint64, as
+    `sok_scaled` of kernels/slots.cuh does."""
     return (((bits & _HALF) * count) >> np.uint64(32)).astype(np.int64)
 
 
-class Shape(NamedTuple):
-    """A segment: it has the keys whose hashes share their first `depth` bits, in `slots` slots."""
+class SegmentShape(NamedTuple):
+    """A segment of `slots` slots, for the keys whose hashes share their first `depth` bits."""
 
     depth: int
     slots: int
 
 
-class Sizes(NamedTuple):
-    """Which numbers of slots an index can have, and how they are dealt to its segments.
+class SizePolicy(NamedTuple):
+    """The numbers of slots that an index can have, and how they are divided into segments.
 
-    Segments grow in turn, by a unit each: at any time they have two sizes that are neighbours, and
-    how large each of them is follows from the number of all slots.
+    Segments grow in turn by one unit each, so that at any time they have two neighboring sizes,
+    which follow from the number of all slots.
 
     Attributes:
-      granule: slots of a line or a bucket; all sizes are multiples of it.
-      first: a segment has from `first` to 2 * `first` - 1 units; in place of one more it is split
-        in two of `first` units.
+      granule: slots of a line or bucket; all sizes are multiples of it.
+      min_units: a segment has from `min_units` to 2 * `min_units` - 1 units; instead of growing
+        further it is split into two of `min_units`.
       unit: slots.
     """
 
     granule: int
-    first: int
+    min_units: int
     unit: int
 
     @staticmethod
-    def of(backend: Backend | type[Backend], granule: int, first: int) -> "Sizes":
-        """Returns the sizes for segments of a backend; granule and first are powers of two."""
-        return Sizes(granule, first, max(backend.segment_slots // first, granule))
+    def of(backend: Backend | type[Backend], granule: int, min_units: int) -> "SizePolicy":
+        """Returns the policy of a backend; granule and min_units are powers of two."""
+        return SizePolicy(granule, min_units, max(backend.segment_slots // min_units, granule))
 
-    def rounded(self, num_slots: int) -> int:
-        """Returns the least number of slots from `num_slots` on that an index can have.
+    def round_up(self, num_slots: int) -> int:
+        """Returns the smallest possible number of slots that is at least `num_slots`.
 
-        Of one segment they grow by 1 / (2 * first) to 1 / first at least, so not slot by slot.
+        Below one unit steps grow with the size, as slots would else be added one by one.
         """
         step = self.granule
-        while 2 * step <= min(self.unit, num_slots // self.first):
+        while 2 * step <= min(self.unit, num_slots // self.min_units):
             step *= 2
         return -(-num_slots // step) * step
 
-    def shapes(self, num_slots: int) -> list[Shape]:
-        """Returns the segments of an index of `num_slots` slots, in the order of the hashes."""
+    def shapes(self, num_slots: int) -> list[SegmentShape]:
+        """Returns the segments of an index of `num_slots` slots, in hash order."""
         num_units = num_slots // self.unit
-        if num_units < self.first:
-            return [Shape(0, num_slots)]
-        depth = (num_units // self.first).bit_length() - 1
+        if num_units < self.min_units:
+            return [SegmentShape(0, num_slots)]
+        depth = (num_units // self.min_units).bit_length() - 1
         units, num_grown = num_units >> depth, num_units & ((1 << depth) - 1)
-        grown = [Shape(depth, (units + 1) * self.unit)]
-        if units + 1 == 2 * self.first:
-            grown = 2 * [Shape(depth + 1, self.first * self.unit)]
-        return [*num_grown * grown, *((1 << depth) - num_grown) * [Shape(depth, units * self.unit)]]
+        grown = [SegmentShape(depth, (units + 1) * self.unit)]
+        if units + 1 == 2 * self.min_units:
+            grown = 2 * [SegmentShape(depth + 1, self.min_units * self.unit)]
+        small = [SegmentShape(depth, units * self.unit)]
+        return [*num_grown * grown, *((1 << depth) - num_grown) * small]
 
 
-def paired(before: Sequence[Shape], after: Sequence[Shape]) -> Iterator[tuple[int, list[Shape]]]:
-    """Yields the smallest groups of segments that take each other's place, in order: how many there
-    are before, and those to come, which have the same keys."""
+def matching_groups(
+    before: Sequence[SegmentShape], after: Sequence[SegmentShape]
+) -> Iterator[tuple[int, list[SegmentShape]]]:
+    """Yields the smallest groups of segments that cover the same hashes before and after a resize,
+    in order: the number of segments before, and the segments after."""
     left, coming = list(reversed(before)), list(reversed(after))
     while left:
-        count, shapes, ahead = 0, list[Shape](), 0
+        # By how many of 2 ** 32 hashes the group's old segments are ahead of its new ones.
+        count, shapes, ahead = 0, list[SegmentShape](), 0
         while count == 0 or ahead:
-            # Whose part of the hashes is behind goes on.
             if ahead <= 0:
-                ahead += _width(left.pop())
+                ahead += 1 << (32 - left.pop().depth)
                 count += 1
             else:
                 shapes.append(coming.pop())
-                ahead -= _width(shapes[-1])
+                ahead -= 1 << (32 - shapes[-1].depth)
         yield count, shapes
 
 
-def _width(shape: Shape) -> int:
-    """The part of all hashes that a segment has, in 2 ** -32."""
-    return 1 << (32 - shape.depth)
-
-
 class Segment(NamedTuple):
-    """A segment on a backend.
+    """A segment on a backend: views of one allocation, in the order digests, overflows (reversed),
+    slots, scores.
 
     Attributes:
-      shape: what it has.
       slots: (shape.slots, 2) int64, see kernels/slots.cuh.
-      scores: (shape.slots,) uint64, behind the slots; None: there are none.
-      overflows: (shape.slots // LINE,) uint8, backwards before the slots, see kernels/hkv/hkv.cuh;
-        None: of an "hbm" index.
-      digests: (shape.slots,) uint8, before these; None: of an "hbm" index.
+      scores: (shape.slots,) uint64; None: an index without scores.
+      overflows: (shape.slots // LINE,) uint8, see kernels/hkv/hkv.cuh; None: an "hbm" index.
+      digests: (shape.slots,) uint8; None: an "hbm" index.
       address: of the slots.
     """
 
-    shape: Shape
+    shape: SegmentShape
     slots: Array
     scores: Array | None
     overflows: Array | None
@@ -120,13 +118,9 @@ class Segment(NamedTuple):
 
     @staticmethod
     def new(
-        backend: Backend, shape: Shape, empty_key: int, is_scored: bool, has_buckets: bool
+        backend: Backend, shape: SegmentShape, empty_key: int, is_scored: bool, has_buckets: bool
     ) -> "Segment":
-        """Returns a segment without keys.
-
-        Raises:
-          MemoryError: there is not that much.
-        """
+        """Returns an empty segment, or raises MemoryError."""
         n = shape.slots
         memory = backend.zeros_chunk(segment_bytes(n, is_scored, has_buckets))
         begin = _bytes_before(n) if has_buckets else 0
@@ -136,46 +130,43 @@ class Segment(NamedTuple):
         scores = memory[end:].view(np.uint64) if is_scored else None
         overflows = digests = None
         if has_buckets:
-            of_lines = begin - _on_cache_lines(n // LINE)
-            overflows = memory[of_lines:begin][::-1][: n // LINE]
-            digests = memory[of_lines - n : of_lines]
+            middle = begin - _whole_cache_lines(n // LINE)
+            overflows = memory[middle:begin][::-1][: n // LINE]
+            digests = memory[middle - n : middle]
         return Segment(shape, slots, scores, overflows, digests, backend.address(memory) + begin)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all of it."""
-        has_buckets = self.digests is not None
-        return segment_bytes(self.shape.slots, self.scores is not None, has_buckets)
+        """Memory of the segment."""
+        return segment_bytes(self.shape.slots, self.scores is not None, self.digests is not None)
 
 
 def segment_bytes(num_slots: int, is_scored: bool, has_buckets: bool) -> int:
-    """Returns the memory of a segment; see `Segment`."""
-    of_slots = num_slots * (24 if is_scored else 16)
-    return of_slots + (_bytes_before(num_slots) if has_buckets else 0)
+    """Returns the memory of a segment, in bytes."""
+    slot_bytes = num_slots * (24 if is_scored else 16)
+    return slot_bytes + (_bytes_before(num_slots) if has_buckets else 0)
 
 
 def _bytes_before(num_slots: int) -> int:
-    """Returns the memory of the digests and of the bytes of all lines."""
-    return _on_cache_lines(num_slots) + _on_cache_lines(num_slots // LINE)
+    """Returns the memory of digests and overflows."""
+    return _whole_cache_lines(num_slots) + _whole_cache_lines(num_slots // LINE)
 
 
-def _on_cache_lines(count: int) -> int:
-    return -(-count // 64) * 64
+def _whole_cache_lines(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
 
 
 class Directory:
-    """All segments of an index.
+    """All segments of an index, found by the first bits of a hash.
 
     Attributes:
-      segments: in the order of the hashes.
-      starts: (len(segments) + 1,) int64, the numbers of the first slots, and of all.
-      num_slots: of all segments.
-      densest: the number of slots there would be if all segments had as few as the one with the
-        fewest for its part of the hashes: those that decide whether keys find room.
+      segments: in hash order.
+      starts: (len(segments) + 1,) int64, the number of the first slot of each, and of all slots.
+      effective_slots: slots if all segments were as small as the smallest, relative to their share
+        of the hashes: the measure for the load factor.
       num_bytes: memory of the segments.
-      seed: of the hash of its keys.
-      table: (2 ** depth, 2) uint64, as kernels take it.
-      hashing: the seed and 31 - depth, as kernels take them.
+      seed: of the hash of keys.
+      table, hashing: (2 ** depth, 2) uint64, and seed | 31 - depth; see kernels/slots.cuh.
     """
 
     def __init__(
@@ -191,7 +182,7 @@ class Directory:
         self.hashing = seed | self._shift
         self.starts = np.cumsum([0, *(shape.slots for shape in shapes)])
         self.num_slots = int(self.starts[-1])
-        self.densest = min((shape.slots << shape.depth for shape in shapes), default=0)
+        self.effective_slots = min((shape.slots << shape.depth for shape in shapes), default=0)
         self.num_bytes = sum(segment.num_bytes for segment in segments)
         sizes = [(segment.address, segment.shape.slots // granule) for segment in segments]
         self._repeats = [1 << (depth - shape.depth) for shape in shapes]
@@ -200,15 +191,13 @@ class Directory:
         )
 
     @property
-    def shapes(self) -> list[Shape]:
-        """Those of the segments."""
+    def shapes(self) -> list[SegmentShape]:
+        """Shapes of the segments."""
         return [segment.shape for segment in self.segments]
 
     def homes(self, keys: Array) -> tuple[Array, Array, Array]:
-        """Returns hash (n,) uint64, first slot (n,) int64 and size (n,) uint64 of keys' segments.
-
-        A size counts lines or buckets. The same rule as in kernels/slots.cuh.
-        """
+        """Returns the hashes of keys, (n,) uint64, and the first slots, (n,) int64, and numbers of
+        lines or buckets, (n,) uint64, of their segments; as kernels/slots.cuh."""
         xp, host = self._backend.xp, self._backend.from_host
         hashes = hash_keys(keys, self.seed)
         turned = ((hashes >> np.uint64(32)) * _TURN) & _HALF

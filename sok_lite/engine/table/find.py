@@ -406,7 +406,7 @@ def _find_and_pool_launches(
     """Returns a search that pools the rows of keys as they are found, on a CPU."""
     table = request.table
     accesses = table.access_counts() if lookup_number else None
-    search = (*table.index.place(), *table.index.seen_arguments(lookup_number, accesses))
+    search = (*table.index.kernel_args(), *table.index.mark_seen_args(lookup_number, accesses))
     launches = []
     for output in request.outputs:
         batch, arguments = _pooled(output, rows, counts)

@@ -1,6 +1,6 @@
-"""The past of a table's keys: how often and when they were seen, and which have lost their rows.
+"""The history of a table's keys: counts, times of lookups, changes and removals.
 
-These are methods of `EmbeddingTable`.
+All but `keys_where` and `sorted_keys` are methods of `EmbeddingTable`.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from sok_lite.engine.table.removal_log import RemovalLog
 def counts(table: TableParts, keys: Any) -> Array:
     """Returns how often lookups that insert have asked for each key, (n,) int64.
 
-    Of a key without a row this is its pending count; 0 where it has none.
+    For a key without a row this is its pending count, or 0.
 
     Raises:
       ValueError: the table was not made with `count_repeats`.
@@ -39,10 +39,9 @@ def counts(table: TableParts, keys: Any) -> Array:
 def times(table: TableParts, keys: Any) -> Array:
     """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
 
-    A write into a row counts as of the last lookup that there was before it. Of a key without
-    a row that is when it was last seen; 0 where it never was. A time is
-    none too early, and too late by at most a second or 1/128 of how long ago it was. A
-    checkpoint keeps them.
+    It is 0 for a key that none has seen. A write counts as of the last lookup before it. Times are
+    never too early, and too late by at most a second, or 1/128 of how long ago they were.
+    Checkpoints keep them.
     """
     backend, keys = table.backend, checked_keys(table, keys)
     last_seen = table.index.last_seen(keys)
@@ -53,24 +52,22 @@ def times(table: TableParts, keys: Any) -> Array:
 
 @exclusive
 def pending_keys(table: TableParts) -> Array:
-    """Returns the keys that have no row yet and were seen, (n,) of the key type, ascending.
+    """Returns the keys with a pending count and no row, (n,) of the key type, ascending.
 
-    None where a key gets a row when it is first seen.
+    There are none in a table that gives keys a row when they are first seen.
     """
-    if table.pending is None:
-        return sorted_keys(table, table.backend.xp.empty(0, np.int64))
-    return sorted_keys(table, table.pending.entries().keys)
+    pending, xp = table.pending, table.backend.xp
+    return sorted_keys(table, xp.empty(0, np.int64) if pending is None else pending.entries().keys)
 
 
 @exclusive
 def changed_since(table: TableParts, number: int) -> Array:
     """Returns the keys whose rows or states may have changed, (n,) of the key type, ascending.
 
-    Those are the keys with a row that a lookup or a write has inserted, a lookup has seen that
-    inserts, or a write or an optimizer has changed. All of these say when by the number of the
-    last lookup, so the lookup of that number counts as well, and what came after it. Left out
-    is what a caller has given scores of earlier lookups, in tables whose scores are such. What
-    a restored table tells of the time before is what the saved one knew.
+    These are the keys that were inserted, seen by a lookup that inserts, written, or updated by an
+    optimizer, in lookup `number` or later. A write or an update counts as of the last lookup before
+    it. Keys to which a caller has given scores of earlier lookups are left out, in tables whose
+    scores are lookup numbers. A restored table has the history of the saved one.
 
     Args:
       number: `num_lookups` at some time.
@@ -85,12 +82,10 @@ def changed_since(table: TableParts, number: int) -> Array:
 
 @exclusive
 def export_since(table: TableParts, at: float) -> tuple[Array, Array]:
-    """Returns the keys whose rows may have changed since a time, and their rows, as `export`
-    gives all.
+    """Returns the keys whose rows may have changed since a time, and their rows, as `export` does.
 
-    Those are the keys that `changed_since` gives for the first lookup since then. Some may be
-    of up to a second before; long ago, of up to 1/128 of how long ago it was. As everywhere, a
-    write that inserts nothing counts as of the last lookup that there was before it.
+    These are the keys of `changed_since` for the first lookup since then, or for one earlier by up
+    to a second, or up to 1/128 of how long ago that was.
 
     Args:
       at: in seconds since 1970.
@@ -103,24 +98,23 @@ def export_since(table: TableParts, at: float) -> tuple[Array, Array]:
 
 @changing
 def log_removals(table: TableParts) -> None:
-    """Begins to note which keys lose their rows, for `removed_since`.
+    """Begins a log of removed keys, for `removed_since`, if there is none.
 
-    The log takes 23 to 34 bytes a key. A restored table begins a new one. Where there is one it
-    goes on.
+    The log takes 23 to 34 bytes a key. A restored table begins a new one.
 
     Raises:
-      MemoryError: no memory for it; there is none.
+      MemoryError: no memory for the log; the table has none then.
     """
     if table.removals is None:
         name = f"{table.name} (removals)"
-        log = RemovalLog(table.backend, table.key_dtype, name, table.num_lookups)
-        table.removals = log
+        table.removals = RemovalLog(table.backend, table.key_dtype, name, table.num_lookups)
 
 
 @exclusive
 def removed_since(table: TableParts, number: int) -> Array:
-    """Returns the keys that have lost their rows and have none now, (n,) of the key type,
-    ascending: by `erase` and its like, `expire`, `clear` or eviction.
+    """Returns the keys that were removed and have no row now, (n,) of the key type, ascending.
+
+    They were removed by `erase` and its like, `expire`, `clear` or eviction.
 
     Args:
       number: `num_lookups` at some time since `log_removals`. Removals between the lookup of
@@ -141,10 +135,9 @@ def removed_since(table: TableParts, number: int) -> Array:
 
 
 def first_removal_since(table: TableParts, at: float) -> int:
-    """Returns the number for `removed_since` that has all removals since a time.
+    """Returns the `number` with which `removed_since` has all removals since a time.
 
-    One between two lookups counts as of the first of these: so that is the lookup before the first
-    one since then.
+    A removal counts as of the lookup before it: so that is the one before the first since then.
 
     Args:
       at: in seconds since 1970.
@@ -154,7 +147,7 @@ def first_removal_since(table: TableParts, at: float) -> int:
 
 @changing
 def forget_removals(table: TableParts, *, before: int) -> None:
-    """Forgets which keys were removed before a lookup began, and gives the memory back.
+    """Drops the removals before a lookup from the log, and frees their memory.
 
     Args:
       before: number of the lookup, at most `num_lookups`.
@@ -166,7 +159,7 @@ def forget_removals(table: TableParts, *, before: int) -> None:
 
 
 def _log(table: TableParts) -> RemovalLog:
-    """Returns the log of removals, or raises ValueError."""
+    """Returns the removal log, or raises ValueError."""
     if table.removals is None:
         raise ValueError(
             f"Table {table.name!r} does not note which keys are removed. Call log_removals() "
@@ -176,8 +169,8 @@ def _log(table: TableParts) -> RemovalLog:
 
 
 def keys_where(table: TableParts, choose: Callable[[Array], Array]) -> Array:
-    """Returns the keys (n,) int64, in no order, that a function chooses by the lookup that last saw
-    them: it takes the numbers of those, (m,) uint32, and returns (m,) bool."""
+    """Returns the keys (n,) int64, in no order, for which `choose` is true: it takes `last_seen` of
+    keys, (m,) uint32, and returns (m,) bool."""
     found = []
     for first in range(0, table.index.num_slots, CHUNK_SLOTS):
         entries = table.index.entries(first, CHUNK_SLOTS)

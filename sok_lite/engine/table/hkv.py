@@ -1,4 +1,4 @@
-"""The "hybrid" table: up to a number of keys, then the lowest score goes; two tiers of rows."""
+"""The "hybrid" table: a maximum capacity with eviction by score, and two tiers of rows."""
 
 import warnings
 from dataclasses import asdict
@@ -23,26 +23,24 @@ from sok_lite.engine.table.write import assign_and_evict
 
 
 class RefusedError(RuntimeError):
-    """Keys were refused, and the table was made with on_refused="error".
+    """Keys were refused by a table with on_refused="error".
 
-    Their buckets were full of keys of the same batch, or of keys with higher scores than they came
-    with.
+    Their buckets were full of keys of the same batch, or of keys with higher scores.
 
     Attributes:
-      evicted: what the other keys of the batch evicted, where the call was to return it.
+      evicted: what the other keys of the batch evicted, if the call returns that.
     """
 
     evicted: Evicted | None = None
 
 
 class HkvTable(EmbeddingTable):
-    """A table over buckets with scores. See EmbeddingTable for what every table does.
+    """A table with an index of buckets with scores; see EmbeddingTable.
 
-    It doubles up to `max_capacity` slots. A new key that then finds both of its buckets full takes
-    the place of the key with the lowest score there; a key that the same lookup has found or
-    inserted is never taken. Where a batch has more keys for two buckets than they have slots, the
-    surplus is refused: it gets no row this time. So is a key that comes with a score below all
-    others in its two buckets.
+    It doubles up to `max_capacity` slots. Then a new key whose two buckets are full evicts the key
+    with the lowest score there, but none that the same lookup has found or inserted. If a batch has
+    more keys for two buckets than they have slots, the surplus is refused and gets no row. So is a
+    key that comes with a score below all others in its two buckets.
 
     Args:
       backend, dim, initializer, key_type, dtype, name, seed, owner, rounds_gradients: as of
@@ -50,8 +48,8 @@ class HkvTable(EmbeddingTable):
       options: the fields of HkvOptions.
 
     Attributes:
-      tiers: which rows are hot. A lookup that may insert counts its rows and, every so often,
-        moves hot rows near first: then `row_epoch` changes.
+      tiers: which rows are hot. A lookup that may insert counts its rows and, from time to time,
+        moves hot rows into the near tier before: then `row_epoch` changes.
     """
 
     var_type = "hybrid"
@@ -73,12 +71,10 @@ class HkvTable(EmbeddingTable):
         **options: Any,
     ) -> None:
         try:
-            self.options = HkvOptions.checked(options)
+            opts = self.options = HkvOptions.checked(options)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{error} (Of table {name!r}.)") from error
-        backend = backend.for_table(
-            self.options.block_size, self.options.device_id, bool(self.options.io_by_cpu)
-        )
+        backend = backend.for_table(opts.block_size, opts.device_id, bool(opts.io_by_cpu))
         super().__init__(
             backend,
             dim,
@@ -89,26 +85,15 @@ class HkvTable(EmbeddingTable):
             seed=seed,
             owner=owner,
             rounds_gradients=rounds_gradients,
-            store=self._tiers_of_store(dim, dtype),
+            store=self._store_tiers(dim, dtype),
         )
         self.tiers: RowTiers = RowTiers(self.store)
         self.index: HkvIndex
-        index = HkvIndex(
-            backend,
-            self.key_dtype,
-            name,
-            init_capacity=max(self.options.init_capacity, self.options.bucket),
-            max_capacity=self.options.max_capacity,
-            bucket=self.options.bucket,
-            max_load_factor=self.options.max_load_factor,
-            strategy=self.options.evict_strategy,
-        )
-        threshold = self.options.enter_threshold
-        if threshold > 1:
-            counted = f"{name} (pending counts)"
-            self.pending = PendingCounts(backend, self.key_dtype, counted, threshold)
-        self.counts_repeats = self.options.count_repeats
-        self.set_parts(index, self.store)
+        if opts.enter_threshold > 1:
+            counted = (f"{name} (pending counts)", opts.enter_threshold)
+            self.pending = PendingCounts(backend, self.key_dtype, *counted)
+        self.counts_repeats = opts.count_repeats
+        self.set_parts(HkvIndex(backend, self.key_dtype, name, opts), self.store)
         self._has_warned = False
 
     @property
@@ -116,15 +101,14 @@ class HkvTable(EmbeddingTable):
         return self.options.filter_ratio
 
     def options_of_all_ranks(self) -> dict[str, Any]:
-        # Of a rank: its devices, and how many keys it has room for.
-        of_rank = ("device_id", "far_path", "init_capacity", "max_capacity")
-        return {name: x for name, x in asdict(self.options).items() if name not in of_rank}
+        may_differ = ("device_id", "far_path", "init_capacity", "max_capacity")
+        return {name: x for name, x in asdict(self.options).items() if name not in may_differ}
 
     # ---------------------------------------------------------------- scores and eviction
 
     @property
     def epoch(self) -> int:
-        """The epoch that kEpochLru and kEpochLfu stamp: a later one outweighs every earlier."""
+        """The current epoch: under kEpochLru and kEpochLfu scores of later epochs are higher."""
         return self.index.epoch
 
     @epoch.setter
@@ -149,7 +133,7 @@ class HkvTable(EmbeddingTable):
 
     @changing
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
-        """Does what `insert_or_assign` does and returns what was evicted for new keys."""
+        """Runs `insert_or_assign`, and returns what new keys evicted."""
         evicted: list[Evicted] = []
         assign_and_evict(self, keys, values, scores, evicted)
         self.report_refused(evicted)
@@ -157,12 +141,12 @@ class HkvTable(EmbeddingTable):
 
     # ---------------------------------------------------------------- tiers
 
-    def _tiers_of_store(self, dim: int, dtype: str) -> dict[str, Any]:
-        """The arguments of RowStore that split it."""
+    def _store_tiers(self, dim: int, dtype: str) -> dict[str, Any]:
+        """Returns the arguments of RowStore for two tiers, if not all rows are near."""
         row_bytes = dim * row_dtype(dtype).storage.itemsize
         near_rows = self.options.max_hbm_for_vectors * 2**30 / max(1, row_bytes)
         if near_rows >= self.options.max_capacity:
-            return {}  # the rows of the two reserved keys do not make a second tier worth it
+            return {}  # the rows of the two reserved keys do not need a second tier
         return {"near_rows": int(near_rows), "far_path": self.options.far_path}
 
     # ---------------------------------------------------------------- what the index decides

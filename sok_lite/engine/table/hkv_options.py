@@ -1,4 +1,4 @@
-"""The options of the "hybrid" table, with SOK's names, checked before anything is made."""
+"""The options of the "hybrid" table, with SOK's names, and their checks."""
 
 import numbers
 import os
@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.table.directory import LINE
 
-# What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cuh.
+# What the score of a key is. Kernels know a strategy by its index here; see kernels/hkv/hkv.cuh.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
 _ON_REFUSED = ("ignore", "warn", "error")
 MAX_CAPACITY = 1 << 31
 _MAX_THRESHOLD = 1 << 30  # pending counts grow up to there
-_rounded: set[str] = set()  # options of which a program was told that they are rounded up
+_rounded: set[str] = set()  # options for which the warning of `rounded_up` was given
 
 
 @dataclass(frozen=True)
@@ -23,29 +23,29 @@ class HkvOptions:
     """The options of a "hybrid" table.
 
     Attributes:
-      init_capacity: slots to begin with, a power of two; at least one bucket is made. (SOK's
+      init_capacity: initial number of slots, a power of two; at least one bucket is made. (SOK's
         default is that of `max_capacity`; a model has hundreds of tables, and most stay small.)
-      max_capacity: slots to double up to, a power of two; then new keys evict others.
-      max_hbm_for_vectors: gigabytes (2**30 bytes) of rows in near memory, the GPU's; what is
-        beyond lives in far memory, the host's. As in SOK it counts for the rows, and again for
-        each optimizer state.
-      max_bucket_size: slots of a bucket, a power of two from 4 on. (SOK's 128 belong to one bucket
+      max_capacity: slots up to which the table doubles, a power of two; then new keys evict others.
+      max_hbm_for_vectors: gigabytes (2**30 bytes) of rows in near memory, the GPU's; the others are
+        in far memory, the host's. As in SOK it counts for the rows, and again for each optimizer
+        state.
+      max_bucket_size: slots per bucket, a power of two from 4 on. (SOK's 128 belong to one bucket
         per key; here a key has two, and fills them better with 16.)
-      max_load_factor: share of the slots in use above which the table doubles, if it still may.
+      max_load_factor: load factor above which the table doubles, up to `max_capacity`.
       evict_strategy: "kLru", "kLfu", "kEpochLru", "kEpochLfu" or "kCustomized".
-      filter_ratio: chance of a new key to get a row at a lookup with the low-frequency filter.
-      enter_threshold: lookups that must have seen a key before it gets a row; 0 and 1: the first.
-      count_repeats: whether a lookup counts a key as often as its batch has it, not once: for its
-        score, which must be that of "kLfu", and for `enter_threshold`. A lookup of several ranks
-        asks the owner of a key once from each rank, and so it counts.
+      filter_ratio: probability of a new key to get a row in a lookup with the low-frequency filter.
+      enter_threshold: number of lookups that must see a key before it gets a row; 0 and 1: the
+        first.
+      count_repeats: whether a lookup counts duplicates of a key in its batch, for its score, which
+        must be that of "kLfu", and for `enter_threshold`. A lookup of several ranks asks the owner
+        of a key once from each rank, and so it counts.
       on_refused: what happens when a batch has more keys for two buckets than they have slots, or
         a key comes with a score below all others there: "ignore", "warn" (once a table) or "error".
       far_path: a folder, or the name of a new file, for far rows on a machine without a GPU; None:
         in memory.
       block_size: threads per block of this table's kernels on a GPU; 0: the library's choice.
       device_id: the GPU; -1: that of this process.
-      io_by_cpu: whether the CPU copies far rows rather than the GPU; on a machine without a GPU
-        it always does.
+      io_by_cpu: whether the CPU copies far rows, not the GPU; without a GPU it always does.
     """
 
     init_capacity: int = 1 << 10
@@ -75,7 +75,7 @@ class HkvOptions:
 
     @classmethod
     def checked(cls, options: dict[str, Any]) -> "HkvOptions":
-        """Makes options of what a user gave.
+        """Returns options from a user's values, where None is the default.
 
         Raises:
           TypeError: an unknown option, or a value of a wrong type.
@@ -87,16 +87,12 @@ class HkvOptions:
                 f"A hybrid table got an unexpected option {unknown[0]!r}. "
                 f"Known options: {', '.join(sorted(cls.names()))}."
             )
-        chosen = _with_numbers_checked(
-            {name: value for name, value in options.items() if value is not None}
-        )
+        chosen = {name: value for name, value in options.items() if value is not None}
+        _check_numbers(chosen)
         _check_words(chosen)
-        if "init_capacity" not in chosen:
-            chosen["init_capacity"] = min(
-                cls.init_capacity, chosen.get("max_capacity", cls.max_capacity)
-            )
-        if "max_capacity" not in chosen:
-            chosen["max_capacity"] = max(cls.max_capacity, chosen["init_capacity"])
+        max_capacity = chosen.get("max_capacity", cls.max_capacity)
+        chosen.setdefault("init_capacity", min(cls.init_capacity, max_capacity))
+        chosen.setdefault("max_capacity", max(max_capacity, chosen["init_capacity"]))
         checked = cls(**chosen)
         if checked.init_capacity > checked.max_capacity:
             raise ValueError(
@@ -107,13 +103,12 @@ class HkvOptions:
 
 
 def rounded_up(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
-    """Returns options with capacities that are powers of two, as SOK makes them of any number.
+    """Returns options with capacities rounded up to powers of two, as SOK does. It warns once for
+    each option in a program.
 
-    Each option is warned of once in a program. What is no capacity at all stays as it is, for
-    `HkvOptions.checked` to refuse.
+    Values that cannot be capacities stay as they are, for `HkvOptions.checked` to refuse.
 
     Args:
-      options: what a user gave, by name.
       stacklevel: of `warnings.warn`, for the caller.
     """
     rounded = {}
@@ -139,16 +134,15 @@ def rounded_up(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any
 
 
 def refuse_option_of_hybrid(name: str, value: Any, var_type: str) -> NoReturn:
-    """Raises ValueError for an option that a table of another kind does not have."""
+    """Raises ValueError for an option of "hybrid" tables, given for a table of another type."""
     raise ValueError(
         f"`{name}` is an option of var_type='hybrid'. Received: {name}={value!r} for "
         f"var_type={var_type!r}. Use var_type='hybrid', or leave it out."
     )
 
 
-def _with_numbers_checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns options whose numbers have the types that a table wants."""
-    chosen = dict(options)
+def _check_numbers(chosen: dict[str, Any]) -> None:
+    """Checks the numbers among some options, and converts them to int or float."""
     for name in ("init_capacity", "max_capacity", "max_bucket_size"):
         if name in chosen:
             chosen[name] = _power_of_two(name, chosen[name])
@@ -174,11 +168,10 @@ def _with_numbers_checked(options: dict[str, Any]) -> dict[str, Any]:
             "`block_size` must be a multiple of 32 up to 1024. "
             f"Received: block_size={chosen['block_size']}."
         )
-    return chosen
 
 
 def _check_words(chosen: dict[str, Any]) -> None:
-    """Raises where names, flags and the path among some options do not fit."""
+    """Checks the strings, flags and the path among some options."""
     for name, words in (("evict_strategy", STRATEGIES), ("on_refused", _ON_REFUSED)):
         if name in chosen and chosen[name] not in words:
             raise ValueError(
@@ -209,8 +202,11 @@ def _integer(name: str, value: Any, least: int) -> int:
 
 def _is_whole(value: Any) -> bool:
     """Whether a value is a whole number of any type."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and value % 1 == 0
+    return _is_number(value) and value % 1 == 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _power_of_two(name: str, value: Any) -> int:
@@ -229,8 +225,7 @@ def _power_of_two(name: str, value: Any) -> int:
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number:
+    if not _is_number(value):
         raise TypeError(f"`{name}` must be a number. Received: {name}={value!r}.")
     if not low <= value <= high:
         raise ValueError(f"`{name}` must be from {low:g} to {high:g}. Received: {name}={value}.")

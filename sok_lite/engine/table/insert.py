@@ -41,6 +41,9 @@ from sok_lite.engine.table.results import Evicted
 # goes through the keys has no gaps.
 _MOST_ITEMS_ON_CPU = 4096
 _MOST_ITEMS = 1 << 30  # that `dedup` takes, too
+_SELECTION_BYTES = (
+    32  # that each key takes where evicted ones are selected: key, score, index, mask
+)
 
 # Returns the launches that follow when new keys have their rows, (n,) uint32.
 WithRows = Callable[[Array], list[Launch]]
@@ -590,6 +593,9 @@ class HkvInsertion(Insertion):
             launches += table.removals.evicted_launches(*those, most, num_again)
         if self.evicted is not None:
             self._last_values = table.store.output(n)
+            # When `finish` selects from them it is too late to run out of memory.
+            spare = int(self._last_values.nbytes) + _SELECTION_BYTES * n
+            self._spare = table.backend.xp.empty(spare, np.uint8)
             launches.append(table.store.read_launch(placed.evicted_rows, self._last_values))
         return [*launches, *_first_states(table.store, self.rows, placed.evicted_rows)]
 
@@ -617,6 +623,7 @@ class HkvInsertion(Insertion):
     def finish(self) -> None:
         super().finish()
         if self._evicts and self.evicted is not None:
+            del self._spare
             _, keys, rows, scores = self._placed
             has_evicted = rows != np.uint32(NO_ROW)
             evicted = (keys[has_evicted], self._last_values[has_evicted], scores[has_evicted])

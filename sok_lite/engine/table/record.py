@@ -1,17 +1,18 @@
-"""A table as native code sees it: plain data that both languages read and write.
+"""A table as native code sees it: structs that Python and native code read and write in place.
 
-It is the storage of what it holds, and no copy: Python's objects read and write it here, and native
-code finds it as it is. kernels/table_record.h has the same structs, and sok_lite/engine/rows/
-record.py those of rows.
+kernels/table_record.h has the same structs, and sok_lite/engine/rows/record.py those of rows.
 
-Records are never freed: what native code was told of one stays an address of a record. When its
-table is gone it serves another one, under another generation.
+A record is never freed, so that its address stays valid. When its table is gone another table
+reuses it, with a new `generation`.
 """
 
 import math
 from ctypes import Structure, c_double, c_int64, c_void_p
 
 from sok_lite.backend.table_lock import TableLock
+
+# The largest lookup number that a slot can store. Then all are halved (`Index.age`).
+LAST_LOOKUP_NUMBER = 0xFFFFFFFF
 
 COUNTERS = (
     *("found", "missed", "inserted", "evicted", "refused", "not_admitted", "not_updated"),
@@ -20,22 +21,20 @@ COUNTERS = (
 
 
 class IndexRecord(Structure):
-    """Where an index is, as kernels take it, and how it keeps scores.
+    """An index: what kernels take, and its counters.
 
     Attributes:
-      directory, hashing, side, is_scored, bucket, empty_key, reclaim_key: as of an IndexAddress
-        (index.py), arrays by their addresses.
-      strategy: by which scores are kept, its number among STRATEGIES (hkv_options.py).
-      epoch: the current one, that some strategies stamp.
-      size: keys in it.
-      most_keys: it holds as many, each in a free slot, without growing; 0: native code inserts
-        none.
-      num_erased: of an "hbm" index, how many slots were erased, at most: what is certain without a
-        look at the device.
+      directory, side: addresses; these and `hashing` to `reclaim_key` are described in
+        kernels/slots.cuh.
+      strategy: of scores, its number among STRATEGIES (hkv_options.py).
+      epoch: the current one, for strategies with epochs.
+      size: number of keys.
+      most_keys: keys that fit without growth or eviction; 0: native code inserts none.
+      num_erased: of an "hbm" index, an upper bound of how many slots were erased, known without
+        waiting for the device.
       counts: of an "hbm" index, the address of what its kernels count.
     """
 
-    PLACE = ("directory", "hashing", "side", "is_scored", "bucket", "empty_key", "reclaim_key")
     strategy: int
     epoch: int
     size: int
@@ -45,23 +44,22 @@ class IndexRecord(Structure):
     _fields_ = tuple(
         (name, c_int64)
         for name in (
-            *(*PLACE, "strategy", "epoch"),
-            *("size", "most_keys", "num_erased", "counts"),
+            *("directory", "hashing", "side", "is_scored", "bucket", "empty_key", "reclaim_key"),
+            *("strategy", "epoch", "size", "most_keys", "num_erased", "counts"),
         )
     )
 
 
 class ClockRecord(Structure):
-    """The time of a table: see clock.py and kernels/table_clock.h.
+    """The clock of a table: see clock.py and kernels/table_clock.h.
 
     Attributes:
-      now: number of the last lookup; 0 before the first.
-      last_time: when that was, in seconds since 1970.
-      span_time: when the current span began; -infinity: there is none yet.
-      span_number: of its first lookup.
-      num_spans, max_spans: how many are before it, and have room.
-      numbers, times, ends: addresses of these: of each its first lookup, when that was, and when
-        its last lookup was.
+      now, last_time: number of the last lookup, 0 before the first, and its time, in seconds since
+        1970.
+      span_number, span_time: the same of the first lookup of the current span; -infinity: there is
+        no span yet.
+      num_spans, max_spans: number of earlier spans, and for how many there is memory.
+      numbers, times, ends: addresses of their arrays; see `Spans`.
     """
 
     now: int
@@ -82,7 +80,7 @@ class ClockRecord(Structure):
 
 
 class CountersRecord(Structure):
-    """What a table has done: counts by the names of COUNTERS."""
+    """Counters of a table, named COUNTERS."""
 
     found: int
     missed: int
@@ -95,11 +93,11 @@ class CountersRecord(Structure):
     _fields_ = tuple((name, c_int64) for name in COUNTERS)
 
     def by_name(self) -> dict[str, int]:
-        """Returns the counts, by the names of COUNTERS."""
+        """Returns the counters by name."""
         return {name: getattr(self, name) for name in COUNTERS}
 
     def reset(self) -> None:
-        """Begins all counts anew."""
+        """Sets all counters to 0."""
         for name in COUNTERS:
             setattr(self, name, 0)
 
@@ -109,8 +107,8 @@ class GradientRecord(Structure):
 
     Attributes:
       keys, rows, size, row_epoch, is_complete, lookup_number: as of `KnownRows` there.
-      room_keys, room_rows: addresses of memory that native code may write keys and rows to.
-      room: for how many.
+      room_keys, room_rows, room: addresses of memory for keys and rows that native code may write,
+        and for how many.
     """
 
     size: int
@@ -123,24 +121,22 @@ class GradientRecord(Structure):
     )
 
 
-# What native code may do with a table.
-READS, INSERTS = 1, 2
+READS, INSERTS = 1, 2  # bits of `TableRecord.allows`
 
 
 class TableRecord(Structure):
-    """All of it.
+    """A table.
 
     Attributes:
-      generation: changes when the table is gone: then the record serves another one.
-      is_settled: 1: native code may use the table; 0: a call of Python's has not come to its end;
-        2: native code has begun a lookup, under the lock, that this thread goes on with.
+      generation: changes when another table reuses the record.
+      is_settled: 1: native code may use the table; 0: a Python call has not ended; 2: native code
+        has begun a lookup, under the lock, that this thread continues.
       allows: what native code may do: READS, and INSERTS for lookups that would insert.
       row_epoch: changes whenever row numbers handed out before may be stale.
-      num_native: calls of native code that have changed the table.
-      counts_repeats: whether a lookup counts a key as often as its batch has it, not once.
-      turns_away: whether some new keys get no row: native code inserts none then.
-      index, store: addresses of an IndexRecord and a StoreRecord, which live as long as the table
-        has that index and that store.
+      num_native: native calls that changed the table.
+      counts_repeats: whether a lookup counts duplicates of a key in its batch.
+      turns_away: whether new keys are subject to admission: then native code inserts none.
+      index, store: addresses of an IndexRecord and a StoreRecord.
     """
 
     lock: TableLock
@@ -172,10 +168,7 @@ _free: list[TableRecord] = []
 
 
 def new_record() -> TableRecord:
-    """Returns a record that no table has: all zeros but its generation, and a clock without spans.
-
-    Its lock is free.
-    """
+    """Returns an unused record, with a free lock."""
     try:
         return _free.pop()
     except IndexError:
@@ -186,7 +179,7 @@ def new_record() -> TableRecord:
 
 
 def retire(record: TableRecord) -> None:
-    """Lets another table have the record of one that is gone. Hold its lock."""
+    """Frees the record of a table that is gone, for another one. Hold its lock."""
     record.generation += 1
     _clear(record)
     _free.append(record)
@@ -202,6 +195,6 @@ def _clear(record: TableRecord) -> None:
 
 
 def free_locks_in_child() -> None:
-    """Frees the locks of records without a table: a thread of the parent may have looked at one."""
-    for record in [*_free]:
+    """Frees the locks of unused records, one of which another thread may have held at a fork."""
+    for record in _free:
         record.lock = TableLock()

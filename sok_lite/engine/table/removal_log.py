@@ -1,4 +1,4 @@
-"""Which keys have lost their rows, and since which lookup."""
+"""The log of a table's removed keys."""
 
 from collections.abc import Callable
 
@@ -12,12 +12,12 @@ from sok_lite.engine.table.det_index import DetIndex
 
 
 class RemovalLog(DetIndex):
-    """Keys that were removed, each last seen by the last lookup by then; row numbers say nothing.
+    """An index of removed keys, by the last lookup before their removal. It has no row numbers.
 
-    A key stays that gets a row again: whoever reads the log asks the table.
+    Keys that have got a row again stay in the log, and readers leave them out.
 
     Attributes:
-      since: the log has all removals after this lookup.
+      since: number of the lookup after which the log has all removals.
     """
 
     def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, since: int) -> None:
@@ -25,11 +25,11 @@ class RemovalLog(DetIndex):
         super().__init__(backend, key_dtype, name)
 
     def noting(self, keys: Array, lookup_number: int) -> Callable[[], None]:
-        """Returns what notes distinct keys (n,) int64 that are removed after a lookup; it needs no
-        memory.
+        """Returns a function that logs the removal of distinct keys (n,) int64 after a lookup; it
+        allocates nothing.
 
         Raises:
-          MemoryError: no memory for them; the log is as it was.
+          MemoryError: no memory for the keys; the log is as it was.
         """
         xp = self.backend.xp
         is_new = self.find(keys).rows == np.uint32(NO_ROW)
@@ -51,45 +51,42 @@ class RemovalLog(DetIndex):
     def evicted_launches(
         self, keys: Array, rows: Array, lookup_number: int, most: int, num_again: Array
     ) -> list[Launch]:
-        """Returns the launches that note keys that a kernel will have evicted. `note_evicted` must
-        follow.
+        """Returns the launches that log the keys evicted by a lookup. `note_evicted` must follow.
 
         Args:
-          keys: (n,) int64, distinct where they count.
-          rows: (n,) uint32; a key whose row is NO_ROW does not count.
-          lookup_number: number of the lookup that evicts them.
-          most: no more of them will count.
-          num_again: (1,) int64, grows by the keys that the log has already.
+          keys: (n,) int64, distinct.
+          rows: (n,) uint32; keys whose row is NO_ROW were not evicted, and may repeat.
+          most: upper bound of the number of evicted keys.
+          num_again: (1,) int64, grows by the keys that were in the log.
 
         Raises:
-          MemoryError: no memory for them; the log is as it was.
+          MemoryError: no memory for the keys; the log is as it was.
         """
         self.make_room(most)
         again = self.erase_found_launch(keys, rows, num_again)
         return [again, self.insert_launch(keys, rows, lookup_number)]
 
     def note_evicted(self, num_again: int, num_evicted: int) -> None:
-        """Notes how many keys the log had already, and how many were evicted."""
+        """Counts the evicted keys, and those of them that were in the log."""
         self.note_erased(num_again)
         self.record.size += num_evicted
 
     def keys_since(self, lookup_number: int) -> Array:
-        """Returns the keys (n,) int64, in no order, that were removed since a lookup began."""
+        """Returns the keys (n,) int64, in no order, removed since a lookup began."""
         entries = self.entries()
         return entries.keys[entries.last_seen >= lookup_number]
 
     def forget(self, before: int) -> None:
-        """Forgets the keys that were removed before lookup `before` began, and not since."""
+        """Drops the keys removed before lookup `before` began, and not since."""
         entries = self.entries()
         self.erase(entries.keys[entries.last_seen < before])
         self.since = max(self.since, before)
         self.clean()
 
     def age(self) -> None:
-        """Halves the numbers of all lookups, as the table does."""
         super().age()
         self.since >>= 1
 
     def begun_anew(self, since: int) -> "RemovalLog":
-        """Returns an empty log of the same table, from a lookup on."""
+        """Returns an empty log of the same table, with removals after a lookup."""
         return RemovalLog(self.backend, self.key_dtype, self.name, since)

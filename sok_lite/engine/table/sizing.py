@@ -1,7 +1,6 @@
-"""How much memory a table takes: the arithmetic of docs/sizing.md and of `sok-lite plan`.
+"""The memory of a table: the arithmetic of docs/sizing.md and of `sok-lite plan`.
 
-It is that of the table itself, done without one: `statistics()` of a table with as many keys says
-the same.
+It uses the size functions of the tables, and gives the numbers of `statistics()` without a table.
 """
 
 import math
@@ -19,7 +18,7 @@ _STATE_BYTES = 4  # optimizer states are float32, whatever the rows are
 
 
 class RowBytes(NamedTuple):
-    """Memory of one key's row and of its optimizer states."""
+    """Memory of one key's row and of its optimizer states, in bytes."""
 
     row: int
     states: int
@@ -31,7 +30,7 @@ class RowBytes(NamedTuple):
 
     @staticmethod
     def of(dim: int, dtype: str, state_size: int) -> "RowBytes":
-        """Returns it for rows of `dim` elements whose states have `state_size` together.
+        """Returns it for rows of `dim` elements, and states of `state_size` elements together.
 
         Raises:
           ValueError: no such dtype.
@@ -43,11 +42,11 @@ class TableBytes(NamedTuple):
     """Memory of a table on one rank, in bytes.
 
     Attributes:
-      near_rows, near_states, far_rows, far_states: of rows and optimizer states, by tier.
-      slots: of the index.
-      access_counts: of what says which rows are hot, where there are two tiers.
-      near_spare, far_spare: at most so much more is set aside, for the next rows and their counts.
-        On a CPU it costs nothing before it is used.
+      near_rows, near_states, far_rows, far_states: rows and optimizer states, by tier.
+      slots: the index.
+      access_counts: the counters that say which rows are hot; 0 with one tier.
+      near_spare, far_spare: upper bounds of what is allocated for the next rows and their counters.
+        On a CPU it takes no memory before it is used.
     """
 
     near_rows: int
@@ -61,18 +60,18 @@ class TableBytes(NamedTuple):
 
     @property
     def near(self) -> int:
-        """Bytes of all that is near, spare included."""
+        """All near memory, spare included."""
         kept = self.near_rows + self.near_states + self.slots + self.access_counts
         return kept + self.near_spare
 
     @property
     def far(self) -> int:
-        """Bytes of all that is far, spare included."""
+        """All far memory, spare included."""
         return self.far_rows + self.far_states + self.far_spare
 
 
 def hbm_bytes(num_keys: int, row: RowBytes) -> TableBytes:
-    """Returns the memory of an "hbm" table of so many keys."""
+    """Returns the memory of an "hbm" table."""
     num_slots = det_index.slots_for(det_index.sizes_of(Backend), num_keys)
     rows, states = num_keys * row.row, num_keys * row.states
     spare = (rows + states) // NEAR_GROWTH
@@ -80,10 +79,8 @@ def hbm_bytes(num_keys: int, row: RowBytes) -> TableBytes:
 
 
 def max_capacity_for(num_keys: int) -> int | None:
-    """Returns the `max_capacity` of a "hybrid" table that keeps so many keys; None: none does.
-
-    It is the least at which the table stays below the load factor: no key is evicted then.
-    """
+    """Returns the smallest `max_capacity` at which `num_keys` keys keep a "hybrid" table below its
+    load factor, so that none is evicted; None: they are too many."""
     most = HkvOptions.max_load_factor
     capacity = 1 << max(0, math.ceil(num_keys / most) - 1).bit_length()
     capacity = max(capacity, HkvOptions.init_capacity)
@@ -93,13 +90,12 @@ def max_capacity_for(num_keys: int) -> int | None:
 def hybrid_bytes(
     num_keys: int, row: RowBytes, max_capacity: int, near_rows: int | None, has_scores: bool = False
 ) -> TableBytes:
-    """Returns the memory of a "hybrid" table of so many keys.
+    """Returns the memory of a "hybrid" table.
 
     Args:
       num_keys: at most `max_capacity`.
-      max_capacity: of its options.
-      near_rows: rows that are near; None: all, and there is one tier.
-      has_scores: whether its `evict_strategy` is another one than kLru.
+      near_rows: rows of the near tier; None: there is one tier.
+      has_scores: whether `evict_strategy` is not kLru.
     """
     limits = (max_capacity, HkvOptions.max_load_factor)
     capacity = hkv_index.capacity_for(num_keys, HkvOptions.init_capacity, *limits)

@@ -1,4 +1,4 @@
-"""A table in numbers and in words: how full it is, what it lost, where its memory is.
+"""Statistics and one-line summaries of tables.
 
 `statistics`, `totals`, `seen_lately`, `summary` and `facts` are methods of `EmbeddingTable`.
 """
@@ -12,8 +12,8 @@ from sok_lite.engine.table.results import Statistics
 
 @exclusive
 def statistics(table: TableParts) -> Statistics:
-    """Returns counters and sizes. It walks through the whole index for the probe lengths."""
-    probes = table.index.probe_lengths()
+    """Returns counters and sizes. It scans the whole index for the probe lengths."""
+    mean_probe, longest_probe = table.index.probe_lengths()
     tiers = table.store.tier_bytes()
     return Statistics(
         size=table.size,
@@ -21,8 +21,8 @@ def statistics(table: TableParts) -> Statistics:
         load_factor=table.load_factor,
         **totals(table),
         rehashes_total=table.index.num_rehashes,
-        mean_probe=probes.mean,
-        longest_probe=probes.longest,
+        mean_probe=mean_probe,
+        longest_probe=longest_probe,
         index_bytes=table.index_bytes,
         near_bytes=tiers.near_used,
         far_bytes=tiers.far_used,
@@ -34,16 +34,16 @@ def statistics(table: TableParts) -> Statistics:
 
 @exclusive
 def totals(table: TableParts) -> dict[str, int]:
-    """Returns the counters of `statistics()`, such as "found_total". The index is not read."""
+    """Returns the counters of `statistics()`, such as "found_total", without reading the index."""
     return {f"{name}_total": count for name, count in table.counters.by_name().items()}
 
 
 @exclusive
 def seen_lately(table: TableParts) -> tuple[int, int] | None:
-    """Returns how often lookups asked lately for keys whose row is near now, and for any.
+    """Returns how often recent lookups asked for keys whose row is near now, and for any key; None:
+    all rows are near.
 
-    Older lookups count less, those during a rest of the tiers not at all. None: all rows are
-    near.
+    Older lookups count less, and those while the tiers pause not at all.
     """
     return None if table.tiers is None else table.tiers.seen_lately()
 
@@ -51,21 +51,19 @@ def seen_lately(table: TableParts) -> tuple[int, int] | None:
 def summary(table: Any) -> str:
     """Returns one line about a table."""
     tiers = table.store.tier_bytes()
-    text = f"keys={table.size:,} fill={_fill(table)} "
-    if not table.keeps_every_key:
-        text += (
-            f"evicted={table.num_evicted:,} memory={as_bytes(tiers.near_used + table.index_bytes)} "
-            f"near, {as_bytes(tiers.far_used)} far "
-        )
+    text, memory = f"keys={table.size:,} fill={_fill(table)} ", tiers.near_used + table.index_bytes
+    if table.keeps_every_key:
+        text += f"memory={as_bytes(memory)} "
     else:
-        text += f"memory={as_bytes(tiers.near_used + table.index_bytes)} "
+        text += f"evicted={table.num_evicted:,} memory={as_bytes(memory)} near, "
+        text += f"{as_bytes(tiers.far_used)} far "
     if table.texts is not None:
         text += f"texts={as_bytes(table.text_bytes)} "
     return f"{text}on {table.backend.name}"
 
 
 def facts(table: Any, dtype: str) -> dict[str, str]:
-    """Returns what a notebook shows of a table.
+    """Returns the facts that a notebook shows of a table, by title.
 
     Args:
       dtype: name of the rows' dtype.
@@ -95,7 +93,7 @@ def facts(table: Any, dtype: str) -> dict[str, str]:
 
 
 def _place(table: Any) -> str:
-    """Returns where the rows are; "hbm" is what the kind is called, also without a GPU."""
+    """Returns where the rows are. Tables of kind "hbm" are in RAM where there is no GPU."""
     if table.backend.name == "cpu":
         return "RAM"
     return "GPU memory" if table.keeps_every_key else "GPU memory and RAM"
@@ -109,7 +107,7 @@ def _fill(table: Any) -> str:
 
 
 def as_bytes(count: int) -> str:
-    """Returns a number of bytes in few digits."""
+    """Returns a number of bytes as text, such as "1.5 GiB"."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

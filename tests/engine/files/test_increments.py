@@ -22,7 +22,7 @@ from sok_lite.engine.optimizer_states import named_states, rename_state
 from sok_lite.engine.optimizers import Adagrad, Momentum
 from sok_lite.engine.table import content
 from sok_lite.engine.table.content import take
-from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
+from sok_lite.engine.table.record import LAST_LOOKUP_NUMBER
 from sok_lite.engine.table.restore import restore
 from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized, update_of
