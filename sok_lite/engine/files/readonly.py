@@ -314,7 +314,9 @@ class _OpenCheckpoint:
         before: tuple[str, bytes] | None = None
         while True:
             place = self.place
-            folder = manifest.newest_at(place) if isinstance(place, str) else place.brought()
+            folder = (
+                manifest.newest_at(place) if isinstance(place, str) else place.download_newest()
+            )
             text, published = manifest.text_of(folder)
             if old is not None and (folder, text) == (old.folder, old.text):
                 return old

@@ -192,13 +192,8 @@ class JoinedSource(Source):
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         for i, source in enumerate(self._sources):
-            if column in PENDING_COLUMNS and not source.about.num_pending:
-                continue
-            name = self._name_in(i, column)
-            if name is not None:
-                yield from source.read(name)
-            else:
-                yield from (self._initial(column, keys.size) for keys in source.read("keys"))
+            if column not in PENDING_COLUMNS or source.about.num_pending:
+                yield from self._read(i, source, column)
 
     def find(self, keys: Collection[int], columns: Sequence[str]) -> Entries:
         found: Entries = {}
@@ -218,6 +213,13 @@ class JoinedSource(Source):
 
     def texts_of(self, keys: Collection[int]) -> dict[int, bytes]:
         return {key: text for s in self._sources for key, text in s.texts_of(keys).items()}
+
+    def _read(self, i: int, source: Source, column: str) -> Iterator[np.ndarray]:
+        name = self._name_in(i, column)
+        if name is not None:
+            yield from source.read(name)
+        else:
+            yield from (self._initial(column, keys.size) for keys in source.read("keys"))
 
     def _initial(self, column: str, num_rows: int) -> np.ndarray:
         state = self._states[column]

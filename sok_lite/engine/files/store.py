@@ -194,7 +194,7 @@ class Store:
         return os.path.join(stores_folder(), "copies", _file_name(self.address))
 
     def address_of_copy(self, folder: str) -> str:
-        """Returns the address of a checkpoint that `reading` downloaded to a folder."""
+        """Returns the address of a checkpoint that `download` put into a folder."""
         name = os.path.basename(folder)
         return self.address if name == self._parts[-1] else f"{self.address}/{name}"
 
@@ -336,21 +336,16 @@ class Store:
         names = sorted(saves, key=lambda name: int(name.partition("-")[2]))
         return {name: self.has(f"{name}/{manifest.NAME}") for name in names}
 
-    def brought(
-        self,
-        wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
-        more: Callable[[Manifest], str] | None = None,
-    ) -> str:
-        """Downloads the checkpoint at the address, and returns its local folder.
+    def download_newest(self) -> str:
+        """Downloads all files as `download` does, and returns their local folder.
 
-        Its files may be removed when any process downloads a newer one. Arguments and errors are
-        those of `reading`.
+        They may be removed when any process downloads a newer checkpoint.
         """
-        with self.reading(wanted, more) as (folder, _):
+        with self.download() as (folder, _):
             return folder
 
     @contextmanager
-    def reading(
+    def download(
         self,
         wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
         more: Callable[[Manifest], str] | None = None,
@@ -382,7 +377,7 @@ class Store:
                 folder = os.path.join(copies, newest.path.rstrip("/").rpartition("/")[2])
                 its = None if more is None else more(found)
                 try:
-                    is_new = self._download(newest, found, folder, wanted(found), its)
+                    is_new = self._download_missing(newest, found, folder, wanted(found), its)
                     break
                 except FileNotFoundError:
                     if newest.text == gone:
@@ -405,7 +400,7 @@ class Store:
             try_flock(readers, fcntl.LOCK_UN)  # closing is not enough if a fork has the file too
             os.close(readers)
 
-    def _download(
+    def _download_missing(
         self, newest: _Newest, found: Manifest, folder: str, wanted: Iterable[str], more: str | None
     ) -> bool:
         """Downloads missing files to a folder; returns whether it had another checkpoint."""
