@@ -119,7 +119,8 @@ class StoredShard:
         """
         _check_buffer_size(buffer_size)
         layout = self.layout
-        with open_file(_keys(self.base)) as key_file, open_file(_values(self.base)) as value_file:
+        key_path, value_path = f"{self.base}-keys", f"{self.base}-values"
+        with open_file(key_path) as key_file, open_file(value_path) as value_file:
             for start in range(0, self.count, buffer_size):
                 count = min(buffer_size, self.count - start)
                 keys = np.fromfile(key_file, layout.key_storage, count)
@@ -168,10 +169,10 @@ def write_shard(
         opened.enter_context(naming_file(base, f"the files of {layout.name!r}"))
         opened.enter_context(Lock(f"{base}.lock", repr(base)))
         old = None
-        if append_to_file and os.path.exists(_keys(base)):
+        if append_to_file and os.path.exists(f"{base}-keys"):
             old = _open_shard(base, layout)
-        key_file = opened.enter_context(AtomicFile(_keys(base), _old_crc(old, "keys")))
-        value_file = opened.enter_context(AtomicFile(_values(base), _old_crc(old, "values")))
+        key_file = opened.enter_context(AtomicFile(f"{base}-keys", _old_crc(old, "keys")))
+        value_file = opened.enter_context(AtomicFile(f"{base}-values", _old_crc(old, "values")))
         count = old.count if old else 0
         for keys, values in pieces:
             keys, values = _checked_piece(layout, keys, values)
@@ -190,7 +191,7 @@ def write_shard(
             "keys_crc32": key_file.crc,
             "values_crc32": value_file.crc,
         }
-        meta_file = opened.enter_context(AtomicFile(_meta(base), None))
+        meta_file = opened.enter_context(AtomicFile(f"{base}-meta.json", None))
         meta_file.write(np.frombuffer(json.dumps(written, indent=1).encode(), np.uint8))
         meta_file.sync()
         for each in (key_file, value_file, meta_file):
@@ -250,18 +251,6 @@ def has_nothing_else(folder: str) -> bool:
     return all(name in ours or name.endswith(STATES) for name in names)
 
 
-def _keys(base: str) -> str:
-    return f"{base}-keys"
-
-
-def _values(base: str) -> str:
-    return f"{base}-values"
-
-
-def _meta(base: str) -> str:
-    return f"{base}-meta.json"
-
-
 def _check_buffer_size(buffer_size: int) -> None:
     if buffer_size < 1:
         raise ValueError(f"buffer_size must be at least 1 key. Received: {buffer_size}.")
@@ -284,7 +273,7 @@ def _checked_piece(layout: Layout, keys: Any, values: Any) -> tuple[np.ndarray, 
 
 def _open_shard(base: str, layout: Layout, is_own: bool = True) -> StoredShard:
     """Returns a shard, after all checks except the checksums."""
-    for path in (_keys(base), _values(base)):
+    for path in (f"{base}-keys", f"{base}-values"):
         if not os.path.isfile(path):
             raise FileNotFoundError(
                 f"There is no file {path!r}. A shard of variable {layout.name!r} has one that ends "
@@ -300,9 +289,9 @@ def _open_shard(base: str, layout: Layout, is_own: bool = True) -> StoredShard:
                 f"{', '.join(f'{field} is {meta[field]!r}' for field in wrong)}. Expected "
                 f"{', '.join(f'{field}={getattr(layout, field)!r}' for field in wrong)}."
             )
-    count = _count(_keys(base), layout.key_storage.itemsize, f"keys of {layout.key_dtype}")
+    count = _count(f"{base}-keys", layout.key_storage.itemsize, f"keys of {layout.key_dtype}")
     row = f"rows of {layout.dim} elements of {layout.value_dtype}"
-    rows = _count(_values(base), layout.value_storage.itemsize * layout.dim, row)
+    rows = _count(f"{base}-values", layout.value_storage.itemsize * layout.dim, row)
     if rows != count:
         raise ValueError(
             f"{base!r} has {count} keys of {layout.key_dtype} but {rows} {row}. Check the types "
@@ -329,17 +318,18 @@ def _count(path: str, width: int, what: str) -> int:
 
 def _read_meta(base: str) -> dict[str, Any] | None:
     """Returns the metadata of a shard; None if it has none."""
+    path = f"{base}-meta.json"
     try:
-        meta = parsed(read_whole(_meta(base), _MAX_META_BYTES))
+        meta = parsed(read_whole(path, _MAX_META_BYTES))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"{_meta(base)!r} is corrupt: {error}") from error
+        raise ValueError(f"{path!r} is corrupt: {error}") from error
     fields = {*_FORMAT, *_FIELDS, "count", "keys_crc32", "values_crc32"}
     known = isinstance(meta, dict) and fields <= meta.keys()
     if not known or any(meta[field] != _FORMAT[field] for field in _FORMAT):
         raise ValueError(
-            f"{_meta(base)!r} is of another format. Expected {_FORMAT} and the fields "
+            f"{path!r} is of another format. Expected {_FORMAT} and the fields "
             f"{', '.join(sorted(fields - set(_FORMAT)))}."
         )
     return meta
