@@ -3,8 +3,8 @@
 //
 // It is an array of slots with linear probing. No slot moves, and none is given to another key; so
 // one thread may write while others read, as long as nobody asks for the keys that it writes. The
-// readers see to that: they look for these in a small index first
-// (sok_lite/engine/files/served.py).
+// readers see to that: they look for these in a delta index first
+// (sok_lite/engine/files/readonly.py).
 #include <string.h>
 
 #include "hash.cuh"
@@ -141,10 +141,10 @@ SOK_SHOWN i64 sok_served_continue(const SokServed* index, const void* keys, i64 
   return given;
 }
 
-// Notes keys that have changed or gone in a small index beside a large one.
+// Adds keys that were changed or removed to a delta index, which lies beside a base index.
 //
 // index  it has open slots for all of them
-// base   the large one, which stays as it is
+// base   which stays as it is
 // keys   (n,)   of key_bytes each
 // first         of their rows; 0: they were removed
 // found  (2,)   out: how many of them had a row before, of this rank and of another one

@@ -27,7 +27,7 @@ class HorovodTransport(GpuTransport):
 
         self._hvd: Any = hvd
 
-    def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+    def _send_rows(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
         return to_array(self.carry(message, send_splits), self._backend)
 
     def carry(self, message: Array, send_splits: np.ndarray) -> tf.Tensor:

@@ -79,7 +79,7 @@ def _read_newest(args: argparse.Namespace, reading: ExitStack) -> None:
         if not is_in_store(path):
             return newest_at(path)
         store = Store(path)
-        folder, _ = reading.enter_context(store.reading())
+        folder, _ = reading.enter_context(store.download())
         args.stores[folder] = store
         return folder
 

@@ -1,6 +1,6 @@
 """The communicator of an elastic job, which survives reconnecting the ranks.
 
-Whatever refers to it, a traced function too, continues with the ranks of the new connection.
+Objects and traced functions that refer to it go on with the ranks of the new connection.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,7 @@ class ElasticCommunicator(Communicator):
         super().__init__(self._inner.rank, self._inner.size, self._inner.local_rank)
 
     def reconnect(self) -> None:
-        """Connects the present ranks, all of which must call it. CommunicatorError: a rank has
-        died.
-        """
+        """Connects the present ranks. Every rank must call it. CommunicatorError: one has died."""
         self._inner.disconnect()
         self._inner = inner = self._connect()
         self.rank, self.size, self.local_rank = inner.rank, inner.size, inner.local_rank
@@ -49,11 +47,13 @@ class ElasticCommunicator(Communicator):
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         inner = self._inner
-        return self._run_inner(lambda: inner._alone(inner._alltoallv, call, rows, send_splits))
+        return self._run_inner(
+            lambda: inner._run_unlocked(inner._alltoallv, call, rows, send_splits)
+        )
 
     def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
         inner = self._inner
-        return self._run_inner(lambda: inner._alone(inner._allgatherv, call, rows))
+        return self._run_inner(lambda: inner._run_unlocked(inner._allgatherv, call, rows))
 
     def _run_inner(self, collective: Callable[[], Gathered]) -> Gathered:
         self._inner.turn = self.turn  # a transport runs collectives of its own

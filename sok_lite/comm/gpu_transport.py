@@ -1,7 +1,7 @@
 """Transports that send GPU arrays between ranks without the host, and the choice of one.
 
-Payload (keys, rows and gradients) is bytes on the device that never pass through the host. Control
-is which call this is, how many keys each rank sends to each, and who failed.
+The payload (keys, rows and gradients) never passes through the host. Control messages do: which
+call this is, how many keys each rank sends to each, and which rank failed.
 """
 
 import json
@@ -19,8 +19,8 @@ from sok_lite.comm.protocol import Communicator, CommunicatorError, RanksDifferE
 
 LONGEST_REASON_BYTES = 4096
 
-# Words of a control block: the tag and tables of a lookup, and whether the sending rank failed and
-# has no keys.
+# Words of a control block: the tag and number of tables of a lookup, and whether the sending rank
+# failed and sends no keys.
 FAILED = 2
 NUM_WORDS = 3
 
@@ -29,7 +29,7 @@ TRANSPORT_VARIABLE = "SOK_LITE_GPU_TRANSPORT"
 
 
 class Check(NamedTuple):
-    """A check of this rank's keys on the device, read and sent with the counts."""
+    """A check of this rank's keys on the device, read together with the counts."""
 
     count: Array  # (1,) int64 of the backend, 0 if the keys may be sent
     refuse: Callable[[], None]  # called if it is not 0; raises the error
@@ -64,7 +64,7 @@ class GpuTransport(ABC):
         self._comm, self._backend = comm, backend
 
     @abstractmethod
-    def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+    def _send_rows(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
         """Sends a message, (n, 2) int64; returns when all has arrived, raises if a rank dies."""
 
     def counts(
@@ -72,8 +72,8 @@ class GpuTransport(ABC):
     ) -> Counts:
         """Tells each rank how many keys it will get. Every rank must call it, or `refuse`.
 
-        The tag must be equal on all ranks. The host waits once. Raises whatever the check raises;
-        other ranks get a CommunicatorError with the reason.
+        The tag must be equal on all ranks. The host waits once for the device. If the check fails,
+        this rank raises its error, other ranks a CommunicatorError with the reason.
 
         Args:
           offsets: (size * num_tables + 1,) int64, the first key of each rank and table.
@@ -84,8 +84,8 @@ class GpuTransport(ABC):
             tables; or a rank has died.
         """
         self._check_arrays(offsets)
-        size, told = self._comm.size, [offsets] if check is None else [offsets, check.count]
-        on_host = self._backend.to_host(self._backend.xp.concatenate(told))  # one wait
+        size, numbers = self._comm.size, [offsets] if check is None else [offsets, check.count]
+        on_host = self._backend.to_host(self._backend.xp.concatenate(numbers))  # one wait
         if check is not None and on_host[-1]:
             try:
                 check.refuse()
@@ -99,10 +99,10 @@ class GpuTransport(ABC):
         if any(part[FAILED] for part in theirs):
             self._raise_reasons(call, None)
         for rank, part in enumerate(theirs):
-            if part[:FAILED].tolist() != [tag, num_tables]:
-                told_by = part[:FAILED].tolist()
+            theirs_words = part[:FAILED].tolist()
+            if theirs_words != [tag, num_tables]:
                 raise CommunicatorError(
-                    other_lookup(self._comm.rank, num_tables, tag, rank, told_by)
+                    other_lookup(self._comm.rank, num_tables, tag, rank, theirs_words)
                 )
         return Counts(sent, np.stack([part[NUM_WORDS:] for part in theirs]))
 
@@ -114,10 +114,10 @@ class GpuTransport(ABC):
         CommunicatorError: a rank has died, or is in another call.
         """
         self._check_arrays(message)
-        # Detects a rank that fails before sending: the transport would wait for it in vain.
+        # Detects a rank that fails before sending: the transport would wait for it forever.
         self._comm.barrier(call)
-        return self._comm._together(
-            lambda _: self._carried(message, send_splits, recv_splits), call
+        return self._comm._run_collective(
+            lambda _: self._send_rows(message, send_splits, recv_splits), call
         )
 
     def refuse(self, call: str, reason: str) -> None:
@@ -126,13 +126,13 @@ class GpuTransport(ABC):
         self._raise_reasons(call, reason)
 
     def _exchange(self, call: str, blocks: np.ndarray) -> list[np.ndarray]:
-        """Sends a block to each rank; returns theirs, whose lengths may differ."""
+        """Sends a block to each rank; returns the blocks of all ranks, of any lengths."""
         size, width = blocks.shape
         came = self._comm.alltoallv(blocks.reshape(-1), np.full(size, width), call=call)
         return came.by_rank()
 
     def _check_arrays(self, *arrays: Any) -> None:
-        """Raises TypeError if an array is not of the backend, such as one of NumPy."""
+        """Raises TypeError if an array is not of the backend, but of NumPy for instance."""
         for array in arrays:
             if not isinstance(array, self._backend.xp.ndarray):
                 raise TypeError(
@@ -153,12 +153,12 @@ class GpuTransport(ABC):
 
 
 def no_lookup(rank: int, reason: str) -> str:
-    """Returns the error of ranks when another one could not send its keys."""
+    """Returns the error text for a rank that could not send its keys."""
     return f"Rank {rank} could not make this lookup. {reason}"
 
 
 def other_lookup(rank: int, num_tables: int, tag: int, other: int, words: list[int]) -> str:
-    """Returns the error of ranks when another looks up something else; `words`: its tag, tables."""
+    """Returns the error text for ranks in different lookups; `words`: the other's [tag, tables]."""
     return (
         f"Rank {rank} looks up {num_tables} tables with tag {tag}, rank {other} sent "
         f"[tag, tables] = {words}. All ranks must make the same lookups in the same order."
@@ -173,7 +173,7 @@ class TransportKind(NamedTuple):
 
 
 def checked_transport(transport: str | None) -> str:
-    """Returns the requested transport, or SOK_LITE_GPU_TRANSPORT. ValueError: unknown."""
+    """Returns the requested transport, by default SOK_LITE_GPU_TRANSPORT. ValueError: unknown."""
     source = "gpu_transport"
     if transport is None:
         source, transport = TRANSPORT_VARIABLE, os.environ.get(TRANSPORT_VARIABLE, "").strip()
@@ -197,10 +197,11 @@ def choose_transport(
 
     "auto" is the first of `kinds` that all ranks can use, each with its own GPU, else the host.
 
+    Errors are raised on all ranks.
+
     Raises:
-      ValueError: ranks request different transports; on all ranks.
-      CommunicatorError: a rank cannot use the requested transport, or not with the others; on all
-        ranks.
+      ValueError: ranks request different transports.
+      CommunicatorError: a rank cannot use the requested transport, or not with the others.
     """
     names = {"auto": tuple(kinds), "host": ()}.get(transport, (transport,))
     comm.gpu_transport = None
@@ -208,7 +209,7 @@ def choose_transport(
     if None in obstacles.values():
         backend.load_kernels()  # before the ranks compare cards
     mine = {"transport": transport, "obstacles": obstacles, "gpu": _gpu(backend)}
-    cards = _cards(comm, mine)
+    cards = _gather_json(comm, mine)
     transports = [card["transport"] for card in cards]
     if len(set(transports)) > 1:
         raise RanksDifferError(
@@ -240,7 +241,7 @@ def _connect(comm: Communicator, backend: Backend, kind: TransportKind) -> str:
     except CommunicatorError as error:
         reason = str(error)
     # One rank may see it after another has connected.
-    reasons = [card["reason"] for card in _cards(comm, {"reason": reason}) if card["reason"]]
+    reasons = [card["reason"] for card in _gather_json(comm, {"reason": reason}) if card["reason"]]
     if not reasons:
         comm.gpu_transport = transport
         return ""
@@ -280,7 +281,7 @@ def _gpu(backend: Backend) -> str:
     return f"{machine} {bus}"
 
 
-def _cards(comm: Communicator, card: dict[str, Any]) -> list[dict[str, Any]]:
+def _gather_json(comm: Communicator, card: dict[str, Any]) -> list[dict[str, Any]]:
     rows = np.frombuffer(json.dumps(card).encode(), np.uint8)
     gathered = comm.allgatherv(rows, call="gpu_transport")
     return [json.loads(part.tobytes()) for part in gathered.by_rank()]

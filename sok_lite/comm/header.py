@@ -1,7 +1,7 @@
 """The header of a rank's part in a collective, sent before its rows.
 
-Every transport first exchanges the headers of all ranks. So every rank notices, before it uses a
-row, that ranks are in different calls or send rows of different formats.
+Every transport first exchanges the headers of all ranks, so that every rank detects different
+calls or row formats before it uses a row.
 """
 
 import struct
@@ -15,7 +15,7 @@ _ROWS = struct.Struct("<iI")
 HEADER_BYTES = _CALL.size + _ROWS.size
 LONGEST_CALL = 64
 
-# The call names of a rank whose program has ended, and of one that left inside a collective.
+# Call names of a rank whose program has ended, and of one that broke off inside a collective.
 FAREWELL = "the end of its program"
 BROKEN_OFF = "a call that broke off"
 # Prefixes of calls that programs without tables may make on rank 0 only.
@@ -32,27 +32,26 @@ def load_by(name: str) -> str:
     return f"{_LOAD}{name}"[:LONGEST_CALL]
 
 
-# Notes: told to terminate; a save is due; a background save is running.
+# Notes: the rank was told to terminate; a save is due; a background save is running.
 ENDS, DUE, BUSY = 1, 2, 4
 
 
 class Notes:
-    """Bits that ranks share in the header of every collective.
+    """Flags that ranks share in the header of every collective.
 
-    A note of one rank is known to all after the next collective, without communication of its own.
-    Between two collectives all ranks know the same.
+    After the next collective all ranks have the same flags, without further communication.
 
     Attributes:
-      mine: of this rank, except `ENDS`.
+      mine: flags of this rank, except `ENDS`.
       ends: whether this rank has `ENDS`; separate, because a signal may set it at any time.
-      of_all: of any rank, in the last collective.
+      of_all: the flags of all ranks in the last collective, or-ed.
     """
 
     def __init__(self) -> None:
         self.mine, self.ends, self.of_all = 0, False, 0
 
     def sent(self) -> int:
-        """Returns the notes of this rank to send."""
+        """Returns the flags of this rank to send."""
         return self.mine | (ENDS if self.ends else 0)
 
 
@@ -93,9 +92,9 @@ def turn_of(packed: bytes) -> int:
 
 
 def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | None:
-    """Returns why packed headers are not of one collective, for people, or None.
+    """Returns the error text for packed headers of different collectives, or None.
 
-    If one rank finds a reason every rank does: two headers that differ cannot both equal a third.
+    If one rank finds a difference, all do: two headers that differ cannot both equal a third.
     """
     (packed,) = mine.pack([0])
     for peer, other in others.items():

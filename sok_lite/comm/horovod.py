@@ -67,7 +67,7 @@ class HorovodCommunicator(Communicator):
         self._counts_in_int32 = hvd.mpi_enabled()
         self._last_call, self._farewell = FAREWELL, ""
         self._leaves, self._has_left = threading.Event(), threading.Event()
-        # Created now: while a program ends no thread can be started.
+        # Started now: no thread can be started during interpreter shutdown.
         threading.Thread(target=self._say_farewell, name="sok_lite-farewell", daemon=True).start()
 
     def abort(self, message: str) -> NoReturn:
@@ -78,11 +78,11 @@ class HorovodCommunicator(Communicator):
         os._exit(1)
 
     def leave(self) -> None:
-        """Waits a while for all ranks to leave; aborts if another waits for this one."""
+        """Waits up to 10 s for all ranks to leave; aborts if another waits for this one."""
         if self._failure is not None:
             return
         self._leaves.set()
-        # With a limit: a later rank may wait for Horovod's own end of this process.
+        # With a timeout: another rank may wait for Horovod's shutdown in this process.
         if not self._has_left.wait(_LEAVE_TIMEOUT_S):
             print(
                 f"sok_lite: rank {self.rank} has ended, other ranks have not. What they still ask "
@@ -99,14 +99,14 @@ class HorovodCommunicator(Communicator):
         self._leaves.set()
 
     def _say_farewell(self) -> None:
-        """Meets the other ranks once more, when told to: they end too, or learn of this end."""
+        """Joins one last collective, when told to: the other ranks end too, or raise an error."""
         self._leaves.wait()
         if not self._last_call:
             return
         try:
             self._allgatherv(self._last_call, np.empty((0, 1), np.uint8))
         except CommunicatorError as error:
-            # Other errors mean that Horovod ended first: the others did not need this rank.
+            # Other errors mean that Horovod was shut down first: no rank needed this one.
             if "has ended" in str(error):
                 self._farewell = str(error)
         self._has_left.set()
@@ -186,7 +186,7 @@ class HorovodCommunicator(Communicator):
             ) from error
 
     def _who_differs(self, header: Header, error: Exception) -> str:
-        """Returns which rank is in which call; all ranks ask, because Horovod reports to all."""
+        """Returns which rank is in which call. All ranks call it: Horovod's error is on all."""
         if "Mismatched" not in str(error):
             return ""
         mine = np.frombuffer(header.pack([0])[0] * self.size, np.uint8).reshape(self.size, -1)

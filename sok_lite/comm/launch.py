@@ -1,15 +1,15 @@
-"""How a process joins a job and leaves it: its communicator, and the end of its program.
+"""How a process joins a job and leaves it: its communicator, and its exit hooks.
 
 The communicator depends on the launcher, the requested tool and the installed packages. When the
-program of a rank ends, no other rank waits for it in vain:
+program of a rank ends, no other rank waits for it forever:
 
  killed             the transport or the launcher notices, and ends the others
- uncaught exception this rank aborts the job, with the exception as its message; an exception about
-                    all ranks is printed as one line, because all ranks have it
+ uncaught exception this rank aborts the job, with the exception as its message; an exception that
+                    all ranks have is printed as one line
  anything else      this rank leaves: ranks that are in a collective, or come to one, raise
 
-"Anything else" is `sys.exit` and the end of the program. If all ranks end like that it is a clean
-end; the launcher passes the exit statuses on.
+"Anything else" is `sys.exit` and the end of the program. If all ranks end like that, the shutdown
+is clean, and the launcher passes the exit statuses on.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from types import TracebackType
 
 from sok_lite.backend.local_ranks import largest_variable
 from sok_lite.comm.elastic import ElasticCommunicator
-from sok_lite.comm.local import connect_local, is_wanted
+from sok_lite.comm.local import connect_local, is_enabled
 from sok_lite.comm.protocol import TRACE_VARIABLE, Communicator, CommunicatorError, RanksDifferError
 from sok_lite.comm.single import SingleCommunicator
 
@@ -43,23 +43,23 @@ _ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
 
 
 def launched_ranks() -> int:
-    """Returns the number of ranks in the launcher's environment variables; 1 without."""
+    """Returns the number of ranks in the launcher's environment variables; 1 without them."""
     return largest_variable(_SIZE_VARIABLES, 1)
 
 
 def is_alone() -> bool:
-    """Whether this process is the only rank, now and later."""
+    """Returns whether this process is the only rank, and stays so."""
     return launched_ranks() == 1 and os.environ.get(_ELASTIC_VARIABLE) != "1"
 
 
 def make_communicator(tool: str = "horovod") -> Communicator:
     """Makes the communicator of this process. Every rank must call it with the same tool.
 
-    Ranks of one machine exchange rows through shared memory (`sok_lite.comm.local`), after the tool
-    connects them. In a job of several machines they do so with large parts, unless the tool itself
-    does. SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
+    Once the tool has connected them, ranks of one machine exchange rows through shared memory
+    (`sok_lite.comm.local`); in a job of several machines large parts only, and only if the tool
+    does not do so itself. SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
 
-    From then on the other ranks are told when the program of a rank ends, however it ends. An
+    Installs hooks that tell the other ranks when the program of this rank ends, however it ends. An
     elastic Horovod job gets an `ElasticCommunicator`, even with one rank.
 
     With one rank, "horovod" and "mpi" need nothing installed and return the single communicator.
@@ -74,7 +74,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
             f"The communication tool must be one of {', '.join(map(repr, TOOLS))}. "
             f"Received: {tool!r}."
         )
-    is_wanted()  # rejects bad values before ranks are connected, and with one rank
+    is_enabled()  # rejects bad values before ranks are connected, and with one rank
     launched = launched_ranks()
     if tool == "single":
         if launched > 1:
@@ -87,7 +87,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
         return SingleCommunicator()
     if tool == "horovod" and os.environ.get(_ELASTIC_VARIABLE) == "1":
         elastic = ElasticCommunicator(_connect_elastic)
-        _end_together(elastic)
+        _install_exit_hooks(elastic)
         return elastic
     if launched == 1 and not _is_started(tool):
         return SingleCommunicator()
@@ -108,7 +108,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
     if comm.size == 1:
         return SingleCommunicator()
     comm = connect_local(comm)
-    _end_together(comm)
+    _install_exit_hooks(comm)
     return comm
 
 
@@ -131,7 +131,7 @@ def _connect_elastic() -> Communicator:
 
 
 def _is_started(tool: str) -> bool:
-    """Whether the program itself has started the tool, whatever launched it."""
+    """Returns whether the program has started the tool itself."""
     if tool == "mpi":
         mpi = sys.modules.get("mpi4py.MPI")
         return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
@@ -139,13 +139,15 @@ def _is_started(tool: str) -> bool:
     return hvd is not None and bool(hvd.is_initialized())
 
 
-def _end_together(comm: Communicator) -> None:
-    """Tells all ranks of `comm` when this process ends, however it does."""
+def _install_exit_hooks(comm: Communicator) -> None:
+    """Tells the ranks of `comm` when this process ends, however it ends."""
     show, process = sys.excepthook, os.getpid()
     failures: list[str] = []
 
-    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        about_ranks = _about_ranks(error)
+    def record(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        about_ranks = _message_of_all_ranks(error)
         if about_ranks is None or os.environ.get(TRACE_VARIABLE):
             show(kind, error, trace)
         if about_ranks is None:
@@ -156,20 +158,20 @@ def _end_together(comm: Communicator) -> None:
 
     def end() -> None:
         if os.getpid() != process:
-            return  # a forked child that ends like a program
+            return  # a forked child inherits this hook
         if failures:
             comm.abort(failures[-1])
         comm.leave()
 
-    sys.excepthook = note
+    sys.excepthook = record
     atexit.register(end)
 
 
-def _about_ranks(error: BaseException) -> str | None:
-    """Returns the message of an error about all ranks, or None if it concerns this rank only.
+def _message_of_all_ranks(error: BaseException) -> str | None:
+    """Returns the message of an error that all ranks have, or None if it concerns this rank only.
 
-    Every rank would print a traceback of where it noticed; only the program's line is useful. The
-    message may be inside an error of TensorFlow, which quotes errors of a graph's step.
+    Tracebacks from every rank would not help; only the program's line does. The message may be
+    quoted in an error of TensorFlow.
     """
     if isinstance(error, (CommunicatorError, RanksDifferError)):
         return str(error)

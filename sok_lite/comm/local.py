@@ -1,19 +1,19 @@
 """Shared memory between ranks of one machine, signaled through sockets.
 
-A transport for networks costs a millisecond of latency and two copies through the kernel. Instead a
-rank writes the rows to send into its outbox and signals to each other rank where its part lies;
-they copy it out. A dying rank closes its sockets, so the others know at once; if it can say why, it
-first writes that into memory that they have mapped too, its last words.
+A network transport costs a millisecond of latency and two copies through the kernel. Here a rank
+writes the rows to send into its outbox, and signals to each rank the offset of its part, which that
+rank copies. A dying rank closes its sockets, which the others notice at once; if it can, it first
+writes the reason into memory that they have mapped.
 
 A `LocalCommunicator` has all its ranks on one machine. Every rank alternates between two outboxes:
 that of collective k is reused in k + 2, which a rank can reach only with the signals of all others
 for k + 1, sent after they have read everything of k. So no acknowledgment is needed.
 
-A `HostsCommunicator` has ranks on several machines, and another transport between these, which runs
-every collective. If a rank has a large part for a rank of its machine, it sends no rows to its
-machine's ranks in that collective, but puts them into its outbox before the collective, and they
-read it afterwards. So no rank waits for a signal, ranks agree or fail in the transport, and all
-have read an outbox before its owner fills it again.
+A `HostsCommunicator` has ranks on several machines, and a base transport that runs every
+collective. If a rank has a large part for a rank of its machine, it sends no rows to its machine's
+ranks through the base, but writes them into its outbox before the collective; they read it
+afterwards. So no rank waits for a signal, ranks agree or fail in the base transport, and all have
+read an outbox before its owner fills it again.
 """
 
 import math
@@ -46,7 +46,7 @@ from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
 _SMALLEST_BOX_BYTES = 1 << 16
 # A header, and the offset of this part in the outbox.
 _SIGNAL = struct.Struct(f"<{HEADER_BYTES}sq")
-_LAST_WORDS_BYTES = 4096
+_REASON_BYTES = 4096
 
 # "0" leaves everything to the transport that launched the ranks.
 SWITCH_VARIABLE = "SOK_LITE_COMM_LOCAL"
@@ -57,17 +57,17 @@ _HELLO = struct.Struct(f"<q{_TOKEN_BYTES}s")
 
 T = TypeVar("T")
 
-# Less is sooner sent with what goes to other machines: over two machines of two ranks (network
-# namespaces, 2026-11-23) memory saved 16 to 18 % of processor time from 16 MB a rank on, and cost
-# a small call 0.8 ms.
-_LEAST_BYTES = 1 << 20
+# Smaller parts are faster through the base transport. With two machines of two ranks (network
+# namespaces, 2026-11-23), shared memory saved 16 to 18 % of processor time from 16 MB a rank on,
+# and cost a small call 0.8 ms.
+_MIN_SHARED_BYTES = 1 << 20
 
 
 class LinkError(Exception):
-    """The rank `peer` is no longer at the other end of its link."""
+    """The link to rank `peer` is broken."""
 
-    def __init__(self, peer: int, sign: object) -> None:
-        super().__init__(str(sign))
+    def __init__(self, peer: int, reason: object) -> None:
+        super().__init__(str(reason))
         self.peer = peer
 
 
@@ -91,11 +91,11 @@ class Mailboxes:
     def send(
         self, turn: int, headers: Sequence[bytes], parts: Sequence[np.ndarray], same: bool
     ) -> None:
-        """Sends each rank of this machine its part, contiguous rows. LinkError: a rank is gone.
+        """Sends each rank of this machine its part. LinkError: a rank is gone.
 
         Args:
-          headers, parts: of all ranks of the job.
-          same: whether all parts are one array.
+          headers, parts: of all ranks of the job; parts are contiguous.
+          same: whether all parts are the same array.
         """
         outbox = self._outboxes[turn % 2]
         kept = [parts[peer].nbytes for peer in self.links]
@@ -140,7 +140,7 @@ class Mailboxes:
             if signal is None:
                 return None
             self._early[peer] = signal
-        # A rank ahead that had none for this turn may have sent its next one.
+        # A rank without a signal for this turn may have sent one for its next turn.
         return self._early.pop(peer) if turn_of(self._early[peer].packed) == turn else None
 
     def _receive(self, peer: int) -> Signal | None:
@@ -157,7 +157,7 @@ class Mailboxes:
         return signal
 
     def take(self, turn: int, peer: int, signal: Signal, rows: np.ndarray) -> None:
-        """Copies a rank's part to contiguous rows of that size."""
+        """Copies a rank's part into contiguous rows of that size."""
         if rows.nbytes:
             inbox = self._inboxes[peer, turn % 2]
             flat = rows.reshape(-1).view(np.uint8)
@@ -169,21 +169,21 @@ class Mailboxes:
             link.close()
 
     def forget(self) -> None:
-        """Closes everything in a forked child: its links would hide the end of this process."""
+        """Closes everything in a forked child, whose links would hide the end of its parent."""
         self.close()
         self._outboxes.clear()
         self._inboxes.clear()
 
 
-class LastWords:
-    """The reasons of ranks that closed their links, in memory that outlives their processes."""
+class FailureReasons:
+    """Why ranks closed their links, in shared memory that outlives their processes."""
 
     def __init__(self, peers: dict[int, socket.socket]) -> None:
         """Shares memory between all ranks, which must call it. OSError: a rank is gone."""
-        self._mine, file = _shared_memory(_LAST_WORDS_BYTES)
+        self._mine, file = _shared_memory(_REASON_BYTES)
         try:
             for link in peers.values():
-                socket.send_fds(link, [b"words"], [file])
+                socket.send_fds(link, [b"memory"], [file])
         finally:
             os.close(file)
         self._theirs: dict[int, np.ndarray] = {}
@@ -195,8 +195,8 @@ class LastWords:
         _alive.add(self)
 
     def write(self, text: str) -> None:
-        words = np.frombuffer(text.encode()[:_LAST_WORDS_BYTES], np.uint8)
-        self._mine[: len(words)] = words
+        data = np.frombuffer(text.encode()[:_REASON_BYTES], np.uint8)
+        self._mine[: len(data)] = data
 
     def of(self, peer: int) -> str:
         return self._theirs[peer].tobytes().rstrip(b"\0").decode(errors="replace")
@@ -207,7 +207,7 @@ class LastWords:
         self._theirs.clear()
 
 
-_alive: "weakref.WeakSet[Mailboxes | LastWords]" = weakref.WeakSet()
+_alive: "weakref.WeakSet[Mailboxes | FailureReasons]" = weakref.WeakSet()
 
 
 def _forget_all() -> None:
@@ -254,17 +254,17 @@ def _map(file: int) -> np.ndarray:
 
 
 class LocalCommunicator(Communicator):
-    """Ranks that share memory, introduced by another communicator over the same ranks."""
+    """Ranks that share memory, set up through another communicator of the same ranks."""
 
     def __init__(
-        self, base: Communicator, links: dict[int, socket.socket], words: LastWords
+        self, base: Communicator, links: dict[int, socket.socket], reasons: FailureReasons
     ) -> None:
-        """Takes a connected socket for each other rank, from `connect_local`."""
+        """Takes a connected socket per other rank, from `connect_local`."""
         super().__init__(base.rank, base.size, base.local_rank)
         self._base = base
         self._boxes = Mailboxes(links)
-        self._words = words
-        self._warn_s, self._limit_s = stall_limits()
+        self._reasons = reasons
+        self._warn_s, self._limit_s = stall_timeouts()
 
     def abort(self, message: str) -> None:
         self._base.abort(message)
@@ -294,7 +294,7 @@ class LocalCommunicator(Communicator):
         headers = header.pack(len(part) for part in parts)
         try:
             self._boxes.send(self.turn, headers, parts, kind == "gather")
-            # All signals first: a rank that finds a fault in one leaves no other unread.
+            # Receives all signals before checking any, so that none stays unread.
             signals = self._receive_all(kind)
         except LinkError as error:
             self._fail(self._why_gone(error.peer, kind, error))
@@ -347,14 +347,14 @@ class LocalCommunicator(Communicator):
             flush=True,
         )
 
-    def _why_gone(self, peer: int, kind: str, sign: object) -> str:
+    def _why_gone(self, peer: int, kind: str, error: LinkError) -> str:
         """Returns the error for a rank that is gone."""
-        words = self._words.of(peer)
-        if words and not words.endswith(FAREWELL):
-            return words
-        how = words or f"Rank {peer} has died or has left"
-        why = f"{sign}. Look at the first error of that rank."
-        if words:
+        reason = self._reasons.of(peer)
+        if reason and not reason.endswith(FAREWELL):
+            return reason
+        how = reason or f"Rank {peer} has died or has left"
+        why = f"{error}. Look at the first error of that rank."
+        if reason:
             why = "it waits there for that rank. All ranks must make the same calls."
         return f"{how}, seen by rank {self.rank} in {kind}: {why}"
 
@@ -365,18 +365,18 @@ class LocalCommunicator(Communicator):
 
     def _break_off(self, reason: str) -> None:
         self._failure = reason
-        self._words.write(reason)
+        self._reasons.write(reason)
         self._boxes.close()
 
 
 class HostsCommunicator(Communicator):
-    """Ranks that partly share machines, introduced by another communicator."""
+    """Ranks of several machines, some with several ranks, set up through a base communicator."""
 
     def __init__(self, base: Communicator, links: dict[int, socket.socket]) -> None:
-        """Takes a connected socket for each other rank of this machine."""
+        """Takes a connected socket per other rank of this machine."""
         super().__init__(base.rank, base.size, base.local_rank)
         self._base = base
-        self.notes = base.notes  # it brings the headers of all ranks in each collective
+        self.notes = base.notes  # exchanged by the base transport
         self._boxes = Mailboxes(links)
         self._here = {base.rank, *links}
 
@@ -407,7 +407,7 @@ class HostsCommunicator(Communicator):
         """Sends parts[rank] to each rank and gathers their parts for this one."""
         headers = self._next_header(call, rows).pack(len(part) for part in parts)
         most = max((parts[peer].nbytes for peer in self._boxes.links), default=-1)
-        in_memory = most >= _LEAST_BYTES
+        in_memory = most >= _MIN_SHARED_BYTES
         kept = self._here if in_memory else {self.rank}
         away = [part[:0] if rank in kept else part for rank, part in enumerate(parts)]
         splits = np.array([len(part) for part in away], np.int32)
@@ -416,7 +416,7 @@ class HostsCommunicator(Communicator):
             if in_memory:
                 self._boxes.send(self.turn, headers, parts, same)
         except LinkError as error:
-            lost = error  # the transport knows more, and tells all ranks
+            lost = error  # the base transport knows more, and its error is on all ranks
         far = self._through_base(self._base._alltoallv, call, np.concatenate(away), splits)
         try:
             if lost is not None:
@@ -444,7 +444,7 @@ class HostsCommunicator(Communicator):
         return Gathered(received, counts)
 
     def _signals(self, recv_splits: np.ndarray) -> dict[int, Signal]:
-        """Returns the signals of ranks whose rows the transport did not bring."""
+        """Returns the signals of ranks whose rows did not come through the base transport."""
         found = {}
         for peer in self._boxes.links:
             signal = None if recv_splits[peer] else self._boxes.look(self.turn, peer)
@@ -453,11 +453,11 @@ class HostsCommunicator(Communicator):
         return found
 
     def _through_base(self, collective: Callable[..., T], *arguments: Any) -> T:
-        """Runs a collective of the transport. A failed one fails on all ranks and is the last: the
-        signals of this turn stay unread.
+        """Runs a collective of the base transport. If it fails, it fails on all ranks and is the
+        last, because the signals of this turn stay unread.
         """
         try:
-            return self._base._together(collective, *arguments)
+            return self._base._run_collective(collective, *arguments)
         except CommunicatorError as error:
             self._failure = str(error)
             self._boxes.close()
@@ -466,14 +466,14 @@ class HostsCommunicator(Communicator):
     def _break_off(self, reason: str) -> None:
         self._failure = reason
         self._boxes.close()
-        # Unless it broke off inside the transport.
+        # Unless it broke off inside the base transport.
         if self._base._failure is None:
             self._base._failure = reason
             self._base._break_off(reason)
 
 
-def is_wanted() -> bool:
-    """Whether local ranks may share memory. ValueError: SOK_LITE_COMM_LOCAL is neither 0 nor 1."""
+def is_enabled() -> bool:
+    """Returns whether local ranks may share memory. ValueError: bad SOK_LITE_COMM_LOCAL."""
     switch = os.environ.get(SWITCH_VARIABLE, "").strip()
     if switch not in ("", "0", "1"):
         raise ValueError(
@@ -487,45 +487,47 @@ def connect_local(base: Communicator) -> Communicator:
     """Connects the ranks of each machine through shared memory. Every rank must call it.
 
     Args:
-      base: connects the ranks already; used to set up here, to send rows between machines, and to
-        abort the job.
+      base: a connected communicator, used for the set-up, for rows between machines, and to abort
+        the job.
 
     Returns:
       A `LocalCommunicator` if all ranks are on one machine; a `HostsCommunicator`, which uses both
-      transports, if some share one; or `base` itself if none do (as in separate containers), if it
+      transports, if some share a machine; or `base` if none do (as in separate containers), if it
       shares memory itself (`shares_memory`), or if SOK_LITE_COMM_LOCAL is "0". The same kind on all
       ranks.
     """
     if base.size == 1:
         return base
     token = secrets.token_bytes(_TOKEN_BYTES)
-    place = _place()
+    machine = _machine_id()
     name = f"sok_lite-{secrets.token_hex(16)}".encode()
-    card = b"".join([place.ljust(_NAME_BYTES), name.ljust(_NAME_BYTES), token])
-    cards = [row.tobytes() for row in base.allgatherv(np.frombuffer(card, np.uint8)[None]).rows]
-    places = [other[:_NAME_BYTES].rstrip() for other in cards]
-    if b"" in places or len(set(places)) == base.size:
+    contact = b"".join([machine.ljust(_NAME_BYTES), name.ljust(_NAME_BYTES), token])
+    contacts = [
+        row.tobytes() for row in base.allgatherv(np.frombuffer(contact, np.uint8)[None]).rows
+    ]
+    machines = [other[:_NAME_BYTES].rstrip() for other in contacts]
+    if b"" in machines or len(set(machines)) == base.size:
         return base
-    if len(set(places)) > 1 and base.shares_memory:
+    if len(set(machines)) > 1 and base.shares_memory:
         return base
-    here = {rank: other for rank, other in enumerate(cards) if places[rank] == place}
+    here = {rank: other for rank, other in enumerate(contacts) if machines[rank] == machine}
     names = {rank: other[_NAME_BYTES : 2 * _NAME_BYTES].rstrip() for rank, other in here.items()}
     tokens = {rank: other[2 * _NAME_BYTES :] for rank, other in here.items()}
     listener = _listener(name, len(here))
-    # Nobody connects before everybody listens.
+    # No rank connects before all listen.
     if not base.allreduce(listener is not None, "min") or listener is None:
         if listener is not None:
             listener.close()
         return base
     links: dict[int, socket.socket] = {}
-    words = None
+    reasons = None
     try:
         with listener:
             _connect(links, listener, base.rank, names, tokens)
-        words = LastWords(links)
+        reasons = FailureReasons(links)
     except OSError:
         pass
-    if not base.allreduce(words is not None, "min") or words is None:
+    if not base.allreduce(reasons is not None, "min") or reasons is None:
         for link in links.values():
             link.close()
         return base
@@ -534,7 +536,7 @@ def connect_local(base: Communicator) -> Communicator:
     links = dict(sorted(links.items()))
     if len(here) < base.size:
         return HostsCommunicator(base, links)
-    return LocalCommunicator(base, links, words)
+    return LocalCommunicator(base, links, reasons)
 
 
 def _connect(
@@ -582,9 +584,9 @@ def _socket() -> socket.socket:
     return link
 
 
-def _place() -> bytes:
-    """Identifies ranks that can reach each other's abstract sockets, or b""."""
-    if not is_wanted() or not hasattr(os, "memfd_create"):
+def _machine_id() -> bytes:
+    """Returns an id shared by ranks that can reach each other's abstract sockets, or b""."""
+    if not is_enabled() or not hasattr(os, "memfd_create"):
         return b""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -593,11 +595,10 @@ def _place() -> bytes:
         return b""
 
 
-def stall_limits() -> tuple[float, float]:
-    """Returns the seconds between two logs of a wait, and until it is an error; infinite: never.
+def stall_timeouts() -> tuple[float, float]:
+    """Returns the seconds between two warnings of a wait, and until it fails; inf: never.
 
-    These are Horovod's settings. It reads whole seconds and takes unreadable values for 0, so
-    nothing is rejected here either.
+    These are Horovod's settings. It takes unreadable values for 0, so none is rejected here either.
     """
     if _seconds("HOROVOD_STALL_CHECK_DISABLE", 0.0):
         return math.inf, math.inf
@@ -608,7 +609,7 @@ def stall_limits() -> tuple[float, float]:
 
 
 def _seconds(name: str, otherwise: float) -> float:
-    """Returns a variable's number, 0 or more; `otherwise` if it is not set or invalid."""
+    """Returns a variable's number, 0 or more; `otherwise` if it is missing or invalid."""
     try:
         seconds = float(os.environ.get(name) or otherwise)
     except ValueError:

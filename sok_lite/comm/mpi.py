@@ -18,8 +18,8 @@ _NO_ROWS = np.empty((0, 1), np.uint8)
 class MpiCommunicator(Communicator):
     """All processes of MPI.COMM_WORLD, on their own channel.
 
-    Every collective begins with the same all-to-all of headers, so ranks in different calls meet
-    there. MPI cannot leave what follows: a rank that breaks off inside a collective ends the job.
+    Every collective begins with the same all-to-all of headers, where ranks in different calls
+    meet. MPI cannot cancel what follows: a rank that breaks off inside a collective ends the job.
 
     Rows are sent with a derived datatype per row, so MPI's int32 counts and offsets count rows: the
     limit is 2^31 - 1 rows per call, of any length. CommunicatorError: mpi4py or the MPI library is
@@ -56,11 +56,11 @@ class MpiCommunicator(Communicator):
         self._mpi.COMM_WORLD.Abort(1)
 
     def leave(self) -> None:
-        """Waits until all ranks leave, as MPI does; aborts if another waits for this one."""
+        """Waits for all ranks to leave, as MPI does; aborts if another waits for this one."""
         if self._failure is not None:
             return
         try:
-            self._together(self._barrier, FAREWELL)
+            self._run_collective(self._barrier, FAREWELL)
         except CommunicatorError as error:
             self.abort(str(error))
 

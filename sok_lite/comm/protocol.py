@@ -37,7 +37,7 @@ _SMALL_REDUCE_BYTES = 64 * 1024
 
 
 class Gathered(NamedTuple):
-    """The rows received by this rank, and their number per rank."""
+    """The rows received by this rank, and how many from each rank."""
 
     rows: np.ndarray  # (m, ...), ordered by rank
     recv_splits: np.ndarray  # (size,) int32, number of rows from each rank
@@ -105,7 +105,7 @@ class Communicator(ABC):
         self._process = os.getpid()
         self._failure: str | None = None
         # Concurrent collectives of a rank would take each other's messages.
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
 
     # ---- the protocol ---------------------------------------------------------------------------
 
@@ -134,7 +134,9 @@ class Communicator(ABC):
         if recv_splits is not None:
             recv_splits = _checked_splits(recv_splits, self.size, "recv_splits")
         _trace(self.rank, "alltoallv", array, splits)
-        received = self._together(self._alltoallv, call, _flat(array), splits.astype(np.int32))
+        received = self._run_collective(
+            self._alltoallv, call, _flat(array), splits.astype(np.int32)
+        )
         if recv_splits is not None and not np.array_equal(received.recv_splits, recv_splits):
             raise CommunicatorError(
                 f"Rank {self.rank} expected {recv_splits.tolist()} rows from ranks 0 to "
@@ -147,7 +149,7 @@ class Communicator(ABC):
         """Gathers the rows (n, ...) of all ranks, any n, on all ranks. Every rank must call it."""
         array = _checked_rows(rows, "allgatherv")
         _trace(self.rank, "allgatherv", array)
-        return self._together(self._allgatherv, call, _flat(array)).like(array)
+        return self._run_collective(self._allgatherv, call, _flat(array)).like(array)
 
     def allreduce(self, x: Any, op: str = "sum", call: str = "") -> np.ndarray:
         """Reduces arrays of one shape elementwise over ranks. Every rank must call it.
@@ -165,7 +167,7 @@ class Communicator(ABC):
             return array
         elements = np.ascontiguousarray(array).reshape(-1)
         call = call or f"allreduce {op} of {array.size}"
-        return self._together(self._allreduce, call, elements, op).reshape(array.shape)
+        return self._run_collective(self._allreduce, call, elements, op).reshape(array.shape)
 
     def broadcast(self, x: Any, root: int = 0) -> np.ndarray:
         """Broadcasts the array of rank `root` to all ranks. Every rank must call it.
@@ -180,13 +182,13 @@ class Communicator(ABC):
             return array
         row = np.ascontiguousarray(array).reshape(1, array.size)
         mine = row if self.rank == root else row[:0]
-        received = self._together(self._allgatherv, f"broadcast from {root}", mine)
+        received = self._run_collective(self._allgatherv, f"broadcast from {root}", mine)
         return received.rows.reshape(array.shape)
 
     def barrier(self, call: str = "barrier") -> None:
         """Returns when every rank has called it. Every rank must call it."""
         _trace(self.rank, call, None)
-        self._together(self._barrier, call)
+        self._run_collective(self._barrier, call)
 
     @abstractmethod
     def abort(self, message: str) -> None:
@@ -205,7 +207,7 @@ class Communicator(ABC):
         """
 
     def disconnect(self) -> None:
-        """Makes no more calls, and waits for nobody; one rank alone may call it.
+        """Rejects further calls, without waiting; one rank alone may call it.
 
         For ranks about to reconnect. A rank that waits for this one, then or later, raises
         CommunicatorError, at once or when the transport is shut down.
@@ -214,14 +216,14 @@ class Communicator(ABC):
 
     @property
     def connection(self) -> "Communicator":
-        """The current connection, a new object after reconnecting: agreements of ranks and
-        unfinished work belong to a connection.
+        """The current connection, a new object after reconnecting. Agreements of ranks and pending
+        work belong to a connection.
         """
         return self
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one rank, now and later, so that graphs may omit collectives."""
+        """Whether there is always one rank only, so that graphs may omit collectives."""
         return self.size == 1
 
     # ---- implemented by transports -------------------------------------------------------------
@@ -244,25 +246,25 @@ class Communicator(ABC):
 
     @abstractmethod
     def _break_off(self, reason: str) -> None:
-        """Fails the ranks that wait for this one, which is out of step and makes no more calls."""
+        """Makes the ranks that wait for this one fail, which is out of step and calls no more."""
 
     # ---- helpers --------------------------------------------------------------------------------
 
-    def _together(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
-        """Runs a collective, if no other thread is in one and none broke off."""
+    def _run_collective(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
+        """Runs a collective, one thread at a time; raises if an earlier one broke off."""
         if len(call) > LONGEST_CALL:
             raise ValueError(f"`call` has at most {LONGEST_CALL} characters. Received: {call!r}.")
-        # Before the lock, which a fork may leave locked for ever in the child.
+        # Before the lock, which a fork may leave locked forever in the child.
         if os.getpid() != self._process:
             raise CommunicatorError(
                 f"Ranks talk from the process that connected them, {self._process}, not from a "
                 f"forked child of it. Received: a call in process {os.getpid()}. Look keys up in "
                 "the first process and give the child arrays."
             )
-        with self._one_at_a_time:
-            return self._alone(collective, call, *arguments)
+        with self._lock:
+            return self._run_unlocked(collective, call, *arguments)
 
-    def _alone(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
+    def _run_unlocked(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
         """Runs a collective, or raises after one that broke off."""
         if self._failure is not None:
             raise CommunicatorError(self._failure)
@@ -300,7 +302,7 @@ class Communicator(ABC):
                     "differ."
                 )
             return _reduce(stacked, op)
-        # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
+        # Reduce-scatter, then gather: each rank sends and receives its array twice, for any size.
         splits = np.full(self.size, elements.size // self.size, np.int32)
         splits[: elements.size % self.size] += 1
         received = self._alltoallv(call, elements.reshape(-1, 1), splits).rows
@@ -393,7 +395,7 @@ def _reduce(stacked: np.ndarray, op: str) -> np.ndarray:
 def _trace(
     rank: int, name: str, array: np.ndarray | None, splits: np.ndarray | None = None
 ) -> None:
-    """Prints a line about a collective of this rank, if requested; no splits: all rows for all."""
+    """Prints a line about a collective of this rank, if SOK_LITE_COMM_TRACE is set."""
     if not os.environ.get(TRACE_VARIABLE):
         return
     what = "" if array is None else f" {array.dtype}{list(array.shape)}"

@@ -1,4 +1,4 @@
-"""The communicator of a single process, which receives whatever it sends."""
+"""The communicator of a single process, which receives what it sends."""
 
 from typing import NoReturn
 
@@ -8,7 +8,7 @@ from sok_lite.comm.protocol import Communicator, Gathered, JobAborted
 
 
 class SingleCommunicator(Communicator):
-    """One rank; returns arguments themselves instead of copies where it can."""
+    """One rank. Returns arguments instead of copies where it can."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, size=1, local_rank=0)
@@ -18,7 +18,7 @@ class SingleCommunicator(Communicator):
         raise JobAborted(message)
 
     def leave(self) -> None:
-        """Does nothing: nobody waits."""
+        """Does nothing, because no rank waits."""
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         return Gathered(rows, send_splits)

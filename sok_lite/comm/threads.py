@@ -1,7 +1,7 @@
-"""Ranks as threads of one process: runs the whole exchange in plain pytest, without a launcher.
+"""Ranks as threads of one process, for tests of the whole exchange without a launcher.
 
-A rank that raises, returns early or calls another collective ends the run at once, with an error
-that names it; only a rank that hangs takes the timeout.
+A rank that raises, returns early or calls another collective fails the run at once, with an error
+that names it; only a rank that hangs runs into the timeout.
 """
 
 import functools

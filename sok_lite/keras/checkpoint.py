@@ -210,7 +210,7 @@ class CheckpointPart:
         def dense(found: manifest.Manifest) -> str:
             return str(found.extra[_EXTRA]["dense"])
 
-        with self._store.reading(lambda found: (), dense if with_dense else None) as (here, _):
+        with self._store.download(lambda found: (), dense if with_dense else None) as (here, _):
             if os.path.basename(here) != folder.rpartition("/")[2]:
                 raise ValueError(
                     f"{without_password(folder)} must be the newest checkpoint there. Received: "

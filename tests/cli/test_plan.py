@@ -115,7 +115,7 @@ def test_a_step_sends_what_is_planned(dtype):
     ranks, batch, dim = 3, 30_000, 5
 
     def program(comm):
-        noted, together = Counter(), comm._together
+        noted, together = Counter(), comm._run_collective
 
         def noting(collective, call, *arguments):
             if call.split()[0] in ("send_keys", "return_rows", "send_grads"):
@@ -124,7 +124,7 @@ def test_a_step_sends_what_is_planned(dtype):
                 noted[call.split()[0]] += others * rows.shape[1] * rows.itemsize
             return together(collective, call, *arguments)
 
-        comm._together = noting
+        comm._run_collective = noting
         keys = np.random.default_rng(comm.rank).integers(0, 2**62, batch // ranks)
         table = new_table(CPU, dim, dtype=dtype)
         part = Part(table, keys, np.arange(keys.size + 1), None, "sum")

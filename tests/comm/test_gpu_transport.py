@@ -62,7 +62,9 @@ def gpus(backend, monkeypatch):
         pytest.skip("nothing is to be chosen without a GPU")
     # Each costs seconds of a compiler where the GPU is simulated.
     monkeypatch.setattr(type(backend), "load_kernels", lambda self: None)
-    monkeypatch.setattr(gpu_transport, "_cards", _as_if_each_had_its_gpu(gpu_transport._cards))
+    monkeypatch.setattr(
+        gpu_transport, "_gather_json", _as_if_each_had_its_gpu(gpu_transport._gather_json)
+    )
     monkeypatch.setattr(gpu_transport, "_gpu", lambda backend: "a GPU")
     return backend
 
@@ -136,9 +138,11 @@ def test_ranks_that_one_cannot_connect_to_go_by_the_host(gpus):
 
 
 def test_ranks_that_share_a_gpu_go_by_the_host(gpus, monkeypatch):
-    cards = gpu_transport._cards
+    cards = gpu_transport._gather_json
     monkeypatch.setattr(
-        gpu_transport, "_cards", lambda comm, card: [c | {"gpu": "x"} for c in cards(comm, card)]
+        gpu_transport,
+        "_gather_json",
+        lambda comm, card: [c | {"gpu": "x"} for c in cards(comm, card)],
     )
 
     def program(comm):

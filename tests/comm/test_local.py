@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import CommunicatorError, local, run_ranks
-from sok_lite.comm.local import SWITCH_VARIABLE, LocalCommunicator, connect_local, stall_limits
+from sok_lite.comm.local import SWITCH_VARIABLE, LocalCommunicator, connect_local, stall_timeouts
 from tests.support.comm_facts import FACTS, check_alltoallv, uneven
 from tests.support.helpers import check_interrupts_at_lines
 
@@ -148,10 +148,10 @@ def test_a_rank_that_does_not_call_is_named(monkeypatch, capfd):
 
 
 def test_one_rank_that_is_elsewhere_keeps_all_on_the_slow_way(monkeypatch):
-    here = local._place()
+    here = local._machine_id()
     assert here
     answers = iter([b"elsewhere", here])
-    monkeypatch.setattr(local, "_place", lambda: next(answers))
+    monkeypatch.setattr(local, "_machine_id", lambda: next(answers))
     assert run_ranks(2, lambda base: connect_local(base) is base) == [True, True]
 
 
@@ -300,4 +300,4 @@ def test_stall_limits(monkeypatch, settings, limits):
         monkeypatch.delenv(f"HOROVOD_STALL_{name}", raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(f"HOROVOD_STALL_{name}", value)
-    assert stall_limits() == limits
+    assert stall_timeouts() == limits

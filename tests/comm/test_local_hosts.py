@@ -33,7 +33,7 @@ def run_hosts(monkeypatch):
 
     Ranks of one machine share memory, however little they have for each other.
     """
-    monkeypatch.setattr(local, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(local, "_MIN_SHARED_BYTES", 0)
 
     def run(layout, program):
         def place():
@@ -52,7 +52,7 @@ def run_hosts(monkeypatch):
             finally:
                 comm._boxes.close()
 
-        monkeypatch.setattr(local, "_place", place)
+        monkeypatch.setattr(local, "_machine_id", place)
         return run_ranks(len(layout), connected)
 
     return run
@@ -92,7 +92,7 @@ def test_only_rows_for_other_machines_leave_the_machine(run_hosts, layout):
 @pytest.mark.parametrize("layout", ["aab", "abbca"])
 def test_what_is_little_goes_with_the_rest(run_hosts, monkeypatch, layout):
     """Some ranks have much for one of their machine, in some calls; others have little."""
-    monkeypatch.setattr(local, "_LEAST_BYTES", 100)
+    monkeypatch.setattr(local, "_MIN_SHARED_BYTES", 100)
 
     def program(comm):
         filled = []
@@ -210,7 +210,7 @@ def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(run
 def stays_on_base(monkeypatch, layout):
     monkeypatch.setattr(
         local,
-        "_place",
+        "_machine_id",
         lambda: layout[int(threading.current_thread().name.removeprefix("rank-"))].encode().strip(),
     )
     return all(run_ranks(len(layout), lambda base: connect_local(base) is base))

@@ -18,7 +18,7 @@ import sys
 import pytest
 from sok_lite.comm import local
 
-local._LEAST_BYTES = 0
+local._MIN_SHARED_BYTES = 0
 sys.exit(pytest.main(["-q", "-x", "--color=no", "-p", "no:cacheprovider", *{arguments}]))
 """
 

@@ -27,7 +27,7 @@ class MeetingTransport(GpuTransport):
         super().__init__(comm, backend)
         self._meeting = meeting
 
-    def _carried(self, message, send_splits, recv_splits):
+    def _send_rows(self, message, send_splits, recv_splits):
         rank, meeting = self._comm.rank, self._meeting
         self._backend.synchronize()  # as Horovod, whose stream is another
         meeting.messages[rank] = message, split_offsets(send_splits)

@@ -1,4 +1,4 @@
-"""A few keys among the many of a file, which is read piece by piece until all are found."""
+"""Linear search for a few keys in a file, which is read in pieces until all are found."""
 
 from collections.abc import Collection, Iterable, Iterator
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def first_places(pieces: Iterable[np.ndarray], keys: Collection[int]) -> dict[int, int]:
-    """Returns where keys come first, in ascending order of their places. Missing ones are left out.
+    """Returns the first position of each key, ascending, without missing keys.
 
     Args:
-      pieces: all keys of the file, one after the other; no more are taken than it needs.
+      pieces: all keys of the file, consumed as far as needed.
       keys: distinct, and within the type of the pieces.
     """
     found: dict[int, int] = {}
@@ -27,11 +27,10 @@ def first_places(pieces: Iterable[np.ndarray], keys: Collection[int]) -> dict[in
 
 
 def entries_at(pieces: Iterable[np.ndarray], places: Iterable[int]) -> Iterator[np.ndarray]:
-    """Yields copies of some entries of a column.
+    """Yields copies of the entries of a column at `places`, which ascend.
 
     Args:
-      pieces: the column, whose entries are those of all keys; no more are taken than it needs.
-      places: ascending.
+      pieces: the column, consumed as far as needed.
     """
     begin = end = 0
     left, piece = iter(pieces), np.empty(0)

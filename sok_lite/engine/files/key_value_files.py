@@ -1,6 +1,6 @@
-"""TFRA's files of keys and values, and two more of ours: what they hold, and optimizer states.
+"""TFRA's files of keys and values, with metadata and optimizer states beside them.
 
-A shard is three files; `key_value_names` has the bases of their names:
+A shard is three files. `key_value_names` makes `<base>`:
 
     <base>-keys        the keys, one after the other
     <base>-values      the row of each key, in the same order, `dim` elements each
@@ -8,21 +8,20 @@ A shard is three files; `key_value_names` has the bases of their names:
                        "key_dtype", "value_dtype", "dim", "count", "index", "num_shards", "rank",
                        "size", "keys_crc32", "values_crc32"}
 
-Numbers are little-endian, a bfloat16 is its two bytes. The first two are as TFRA writes and reads
-them, without a header; the third is ours. Where it is there all that it says is checked, the
-checksums included; files without it, as TFRA leaves them, are what their reader says they are.
+Numbers are little-endian, bfloat16 has its two bytes. The first two files are TFRA's own format,
+without a header. The metadata is ours: its types, sizes and checksums are checked if it is there;
+files of TFRA come without it, and have the types that the reader expects.
 
-New files take their names when they are complete, the third one last. A process that is killed
-in between, or while it appends, leaves files that do not agree with the third, which are refused.
+New files are renamed to their names when they are complete, the metadata last. If a process is
+killed in between, or while it appends, the files do not match the metadata and are refused.
 
-What these lack, optimizer states, `last_seen` and scores, a process writes into one file beside its
-shards, an .npz of NumPy arrays that is named
+Optimizer states, `last_seen` and scores of all shards of a process are in one NumPy .npz file:
 
     <variable>_rank<r>_size<s>-states.npz
 
-It has the tensors of bridge/checkpoint.py but for keys and values, in ascending order of the keys,
-its texts as bytes of UTF-8, and `checksums`: the CRC-32 of the keys and of the values of each
-shard, which tell it from that of another save.
+It has the tensors of bridge/checkpoint.py except keys and values, in ascending order of the keys,
+texts as UTF-8 bytes, and `checksums`: the CRC-32 of the keys and of the values of each shard, which
+tie it to one save.
 """
 
 import contextlib
@@ -53,23 +52,17 @@ _VALUE_DTYPES = {
     "int64": "<i8",
 }
 
-BUFFER_SIZE = 4194304  # keys at a time, as TFRA
+BUFFER_SIZE = 4194304  # keys, TFRA's default
 
-STATES = "-states.npz"  # the file of optimizer states
+STATES = "-states.npz"
 
-_MOST_META_BYTES = 1 << 20  # of a third file, which has a few hundred and the variable's name
+_MAX_META_BYTES = 1 << 20
 _FORMAT = {"format": "sok_lite keys and values", "version": 1}
 _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
 
 class Layout(NamedTuple):
-    """The content of a variable's files: types and sizes. `make_layout` checks one.
-
-    Attributes:
-      name: of the variable.
-      key_dtype, value_dtype: names of types.
-      dim: elements of a row.
-    """
+    """Types and sizes of a variable's files. `make_layout` makes a valid one."""
 
     name: str
     key_dtype: str
@@ -78,21 +71,17 @@ class Layout(NamedTuple):
 
     @property
     def key_storage(self) -> np.dtype:
-        """NumPy's dtype of the keys in the file."""
+        """NumPy dtype of the keys in the file."""
         return np.dtype(_KEY_DTYPES[self.key_dtype])
 
     @property
     def value_storage(self) -> np.dtype:
-        """NumPy's dtype of the rows' elements in the file: uint16 for bfloat16."""
+        """NumPy dtype of the values in the file: uint16 for bfloat16."""
         return np.dtype(_VALUE_DTYPES[self.value_dtype])
 
 
 def make_layout(name: str, key_dtype: str, value_dtype: str, dim: int) -> Layout:
-    """Returns the layout of a variable's files.
-
-    Raises:
-      ValueError: files of this kind cannot hold such keys or rows.
-    """
+    """Returns the layout of a variable's files. ValueError: they cannot hold such keys or rows."""
     for what, dtype, known in (
         ("keys", key_dtype, _KEY_DTYPES),
         ("values", value_dtype, _VALUE_DTYPES),
@@ -109,13 +98,12 @@ def make_layout(name: str, key_dtype: str, value_dtype: str, dim: int) -> Layout
 
 @dataclass(frozen=True)
 class StoredShard:
-    """A shard whose files were found and checked by `open_shards`.
+    """A shard whose files `open_shards` has checked.
 
     Attributes:
       base: path of its files, without their endings.
-      layout: types and sizes of their content.
       count: number of keys.
-      meta: the content of its third file; None: there is none.
+      meta: its metadata; None for files of TFRA.
     """
 
     base: str
@@ -124,14 +112,15 @@ class StoredShard:
     meta: dict[str, Any] | None
 
     def pieces(self, buffer_size: int = BUFFER_SIZE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields keys (m,) and their rows (m, dim), of at most `buffer_size` keys at a time.
+        """Yields keys (m,) and rows (m, dim), m <= buffer_size.
 
         Raises:
           ValueError: the files were cut while they were read.
         """
         _check_buffer_size(buffer_size)
         layout = self.layout
-        with open_file(_keys(self.base)) as key_file, open_file(_values(self.base)) as value_file:
+        key_path, value_path = f"{self.base}-keys", f"{self.base}-values"
+        with open_file(key_path) as key_file, open_file(value_path) as value_file:
             for start in range(0, self.count, buffer_size):
                 count = min(buffer_size, self.count - start)
                 keys = np.fromfile(key_file, layout.key_storage, count)
@@ -151,26 +140,21 @@ def write_shard(
     append_to_file: bool = False,
     buffer_size: int = BUFFER_SIZE,
 ) -> int:
-    """Writes a shard of a variable; makes the folder if need be.
-
-    If it raises, the files that were there are as before.
+    """Writes a shard of a variable, and makes the folder. If it raises, old files are unchanged.
 
     Args:
-      folder: for the files.
-      layout: what they hold.
-      place: which shard it is.
-      pieces: pairs of keys (m,) and rows (m, dim), of the layout's types; bfloat16 rows may be the
-        uint16 of their bits. Keys that repeat are written as they come: readers let the last count.
-      file_name: of the files, without their endings; None: the place's.
-      append_to_file: behind what the files hold, if they are there, instead of over it.
-      buffer_size: how many keys are written at a time.
+      pieces: pairs of keys (m,) and rows (m, dim), of the layout's types; bfloat16 rows may be
+        uint16 bits. Repeated keys are written as they come: for readers the last counts.
+      file_name: of the files, without their endings; None: that of the place.
+      append_to_file: whether to append to existing files instead of replacing them.
+      buffer_size: keys per write.
 
     Returns:
-      How many keys the files hold.
+      The number of keys in the files.
 
     Raises:
-      ValueError: a piece does not suit the layout, or the files are another variable's.
-      BlockingIOError: somebody else writes them.
+      ValueError: a piece does not fit the layout, or the files are another variable's.
+      BlockingIOError: another process or thread writes them.
     """
     _check_buffer_size(buffer_size)
     base = os.path.join(folder, file_name or place.base(layout.name))
@@ -185,10 +169,10 @@ def write_shard(
         opened.enter_context(naming_file(base, f"the files of {layout.name!r}"))
         opened.enter_context(Lock(f"{base}.lock", repr(base)))
         old = None
-        if append_to_file and os.path.exists(_keys(base)):
+        if append_to_file and os.path.exists(f"{base}-keys"):
             old = _open_shard(base, layout)
-        key_file = opened.enter_context(GrowingFile(_keys(base), _old_crc(old, "keys")))
-        value_file = opened.enter_context(GrowingFile(_values(base), _old_crc(old, "values")))
+        key_file = opened.enter_context(AtomicFile(f"{base}-keys", _old_crc(old, "keys")))
+        value_file = opened.enter_context(AtomicFile(f"{base}-values", _old_crc(old, "values")))
         count = old.count if old else 0
         for keys, values in pieces:
             keys, values = _checked_piece(layout, keys, values)
@@ -196,7 +180,7 @@ def write_shard(
                 key_file.write(keys[start : start + buffer_size])
                 value_file.write(values[start : start + buffer_size])
             count += len(keys)
-        # Both are on the disk before the first of them takes its name.
+        # Both are on the disk before the first is renamed.
         key_file.sync()
         value_file.sync()
         written = {
@@ -207,11 +191,11 @@ def write_shard(
             "keys_crc32": key_file.crc,
             "values_crc32": value_file.crc,
         }
-        meta_file = opened.enter_context(GrowingFile(_meta(base), None))
+        meta_file = opened.enter_context(AtomicFile(f"{base}-meta.json", None))
         meta_file.write(np.frombuffer(json.dumps(written, indent=1).encode(), np.uint8))
         meta_file.sync()
         for each in (key_file, value_file, meta_file):
-            each.publish()
+            each.commit()
     sync_path(folder)
     return count
 
@@ -219,81 +203,52 @@ def write_shard(
 def open_shards(
     folder: str, layout: Layout, *, file_name_list: Iterable[str], is_own: bool = True
 ) -> list[StoredShard]:
-    """Checks files of a variable, all of them before anybody reads one.
+    """Checks files of a variable, and returns the shards in the order of the list.
 
     Args:
-      folder: where they are.
-      layout: what they must hold.
+      layout: that they must have.
       file_name_list: names of the files, without their endings.
-      is_own: whether they are to be of the variable that `layout` names.
-
-    Returns:
-      The shards, in the order of the list.
+      is_own: whether they must be of the variable `layout.name`.
 
     Raises:
       FileNotFoundError: files are missing.
-      ValueError: files hold something else, or are corrupt.
+      ValueError: files have other content, or are corrupt.
     """
     paths = [os.path.join(folder, base) for base in file_name_list]
     shards = [_open_shard(path, layout, is_own) for path in paths]
     for shard in shards:
-        if shard.meta is not None:
-            for what in ("keys", "values"):
-                path = f"{shard.base}-{what}"
-                if _crc_of(path) != shard.meta[f"{what}_crc32"]:
-                    raise ValueError(
-                        f"{path!r} is corrupt: it does not have the checksum of its -meta.json. "
-                        "Take another copy of the shard; if another program has written this one, "
-                        "remove the -meta.json."
-                    )
+        if shard.meta is None:
+            continue
+        for what in ("keys", "values"):
+            path = f"{shard.base}-{what}"
+            if _crc_of(path) != shard.meta[f"{what}_crc32"]:
+                raise ValueError(
+                    f"{path!r} is corrupt: it does not have the checksum of its -meta.json. "
+                    "Take another copy of the shard; if another program has written this one, "
+                    "remove the -meta.json."
+                )
     return shards
 
 
 def checksums(folder: str, base: str) -> tuple[int, int] | None:
-    """Returns the CRC-32 of a shard's keys and of its values, from its third file.
-
-    Args:
-      base: of its files.
-
-    Returns:
-      None where there is no such file.
-    """
+    """Returns the CRC-32 of a shard's keys and of its values; None if it has no metadata."""
     meta = _read_meta(os.path.join(folder, base))
     return None if meta is None else (meta["keys_crc32"], meta["values_crc32"])
 
 
 def described(folder: str, base: str) -> Layout | None:
-    """Returns the layout of a shard, from its third file.
-
-    Args:
-      base: of its files.
-
-    Returns:
-      None where there is no such file.
-    """
+    """Returns the layout of a shard; None if it has no metadata."""
     meta = _read_meta(os.path.join(folder, base))
     return None if meta is None else make_layout(*(meta[field] for field in _FIELDS))
 
 
 def has_nothing_else(folder: str) -> bool:
-    """Whether all that is in a folder is of shards that this package has written."""
+    """Returns whether all files of a folder are of shards with metadata."""
     names = set(os.listdir(folder)) if os.path.isdir(folder) else set[str]()
     ends = ("-keys", "-values", "-meta.json")
     bases = (name.removesuffix(ends[2]) for name in names if name.endswith(ends[2]))
     ours = {f"{base}{end}" for base in bases for end in ends}
     return all(name in ours or name.endswith(STATES) for name in names)
-
-
-def _keys(base: str) -> str:
-    return f"{base}-keys"
-
-
-def _values(base: str) -> str:
-    return f"{base}-values"
-
-
-def _meta(base: str) -> str:
-    return f"{base}-meta.json"
 
 
 def _check_buffer_size(buffer_size: int) -> None:
@@ -302,7 +257,7 @@ def _check_buffer_size(buffer_size: int) -> None:
 
 
 def _checked_piece(layout: Layout, keys: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a piece in the types of the files."""
+    """Returns a piece in the storage types of the layout; raises ValueError if it cannot."""
     keys, values = np.asarray(keys), np.asarray(values)
     if values.dtype.name == "bfloat16" and layout.value_dtype == "bfloat16":
         values = np.ascontiguousarray(values).view(np.uint16)
@@ -317,12 +272,8 @@ def _checked_piece(layout: Layout, keys: Any, values: Any) -> tuple[np.ndarray, 
 
 
 def _open_shard(base: str, layout: Layout, is_own: bool = True) -> StoredShard:
-    """Returns a shard whose files agree in all but the checksums, which are not read here.
-
-    Args:
-      is_own: whether they are to be of the variable that `layout` names.
-    """
-    for path in (_keys(base), _values(base)):
+    """Returns a shard, after all checks except the checksums."""
+    for path in (f"{base}-keys", f"{base}-values"):
         if not os.path.isfile(path):
             raise FileNotFoundError(
                 f"There is no file {path!r}. A shard of variable {layout.name!r} has one that ends "
@@ -338,9 +289,9 @@ def _open_shard(base: str, layout: Layout, is_own: bool = True) -> StoredShard:
                 f"{', '.join(f'{field} is {meta[field]!r}' for field in wrong)}. Expected "
                 f"{', '.join(f'{field}={getattr(layout, field)!r}' for field in wrong)}."
             )
-    count = _count(_keys(base), layout.key_storage.itemsize, f"keys of {layout.key_dtype}")
+    count = _count(f"{base}-keys", layout.key_storage.itemsize, f"keys of {layout.key_dtype}")
     row = f"rows of {layout.dim} elements of {layout.value_dtype}"
-    rows = _count(_values(base), layout.value_storage.itemsize * layout.dim, row)
+    rows = _count(f"{base}-values", layout.value_storage.itemsize * layout.dim, row)
     if rows != count:
         raise ValueError(
             f"{base!r} has {count} keys of {layout.key_dtype} but {rows} {row}. Check the types "
@@ -366,25 +317,25 @@ def _count(path: str, width: int, what: str) -> int:
 
 
 def _read_meta(base: str) -> dict[str, Any] | None:
-    """Returns the content of a shard's third file; None: there is none."""
+    """Returns the metadata of a shard; None if it has none."""
+    path = f"{base}-meta.json"
     try:
-        meta = parsed(read_whole(_meta(base), _MOST_META_BYTES))
+        meta = parsed(read_whole(path, _MAX_META_BYTES))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"{_meta(base)!r} is corrupt: {error}") from error
+        raise ValueError(f"{path!r} is corrupt: {error}") from error
     fields = {*_FORMAT, *_FIELDS, "count", "keys_crc32", "values_crc32"}
     known = isinstance(meta, dict) and fields <= meta.keys()
     if not known or any(meta[field] != _FORMAT[field] for field in _FORMAT):
         raise ValueError(
-            f"{_meta(base)!r} is of another format. Expected {_FORMAT} and the fields "
+            f"{path!r} is of another format. Expected {_FORMAT} and the fields "
             f"{', '.join(sorted(fields - set(_FORMAT)))}."
         )
     return meta
 
 
 def _crc_of(path: str) -> int:
-    """Returns the checksum of a file."""
     crc = 0
     with open_file(path) as file:
         while data := file.read(1 << 20):
@@ -393,46 +344,45 @@ def _crc_of(path: str) -> int:
 
 
 def _old_crc(shard: StoredShard | None, what: str) -> int | None:
-    """Returns the checksum of a file that is to be appended to; None: there is no such file."""
+    """Returns the checksum of a file to append to; None if there is no such file."""
     if shard is None:
         return None
     return _crc_of(f"{shard.base}-{what}") if shard.meta is None else shard.meta[f"{what}_crc32"]
 
 
 def states_path(folder: str, name: str, rank: int, size: int) -> str:
-    """Returns the path of the file of a process."""
+    """Returns the path of a rank's states of a variable."""
     return os.path.join(folder, f"{name.replace('/', '_')}_rank{rank}_size{size}{STATES}")
 
 
 def write_states(
     path: str, arrays: Mapping[str, np.ndarray], checksums: Sequence[tuple[int, int]]
 ) -> None:
-    """Writes the file; if it raises, the one that was there is as before.
+    """Writes a file of states. If it raises, the old file is unchanged.
 
     Args:
-      arrays: by name, numbers or a text's bytes.
-      checksums: of the keys and values of each shard, as they are on the disk already.
+      checksums: of the keys and values of each shard, which are on the disk already.
     """
     pairs = np.array(checksums, np.int64).reshape(-1, 2)
     num_bytes = sum(array.nbytes for array in arrays.values())
     naming = naming_file(path, "the states", num_bytes)
-    with naming, Lock(f"{path}.lock", repr(path)), GrowingFile(path, None) as made:
+    with naming, Lock(f"{path}.lock", repr(path)), AtomicFile(path, None) as made:
         np.savez(made.file, checksums=pairs, **arrays)  # type: ignore[arg-type]
         made.sync()
-        made.publish()
+        made.commit()
     sync_path(os.path.dirname(path))
 
 
 def read_states(
     path: str, checksums: Sequence[tuple[int, int] | None]
 ) -> dict[str, np.ndarray] | None:
-    """Returns the arrays of a file; None: there is none.
+    """Returns the arrays of a file of states; None if there is none.
 
     Args:
-      checksums: of keys and values of each shard that it belongs to; None: those are not known.
+      checksums: of the keys and values of each shard; None for a shard without metadata.
 
     Raises:
-      ValueError: it is corrupt, or of other shards.
+      ValueError: it is corrupt, or of another save than the shards.
     """
     if not os.path.exists(path):
         return None
@@ -449,54 +399,50 @@ def read_states(
     return arrays
 
 
-class GrowingFile:
-    """A file that is appended to, or written under another name until `publish`.
-
-    Without `publish` it stays as before.
+class AtomicFile:
+    """A file that is replaced or appended to; without `commit` it stays unchanged.
 
     Args:
-      path: of the file.
-      old_crc: CRC-32 of the bytes to append to; None: a new file.
+      old_crc: CRC-32 of the bytes to append to; None: replace the file.
 
     Attributes:
-      crc: CRC-32 of the whole file, where `write` alone has written it.
-      file: what is written to.
+      crc: CRC-32 of the whole file, if `write` alone has written it.
+      file: the open file.
     """
 
     def __init__(self, path: str, old_crc: int | None) -> None:
         self.crc = old_crc or 0
         self._path = path
         self._written = f"{path}.tmp" if old_crc is None else path
-        self._is_published = False
+        self._is_committed = False
         self.file: BinaryIO = open(self._written, "wb" if old_crc is None else "ab")  # noqa: SIM115
         self._old_length = self.file.tell()
 
-    def __enter__(self) -> "GrowingFile":
+    def __enter__(self) -> "AtomicFile":
         return self
 
     def write(self, array: np.ndarray) -> None:
-        """Writes the bytes of an array."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self.file.write(data)
         self.crc = zlib.crc32(data, self.crc)
 
     def sync(self) -> None:
-        """Waits until what was written is on the disk."""
+        """Flushes the file to the disk."""
         self.file.flush()
         os.fsync(self.file.fileno())
 
-    def publish(self) -> None:
-        """Makes what was written the file of that name."""
+    def commit(self) -> None:
+        """Renames a new file to its name, and keeps appended bytes."""
         if self._written != self._path:
             os.replace(self._written, self._path)
-        self._is_published = True
+        self._is_committed = True
 
     def __exit__(self, *_: object) -> None:
         try:
             self.file.close()
         finally:
-            if not self._is_published and self._written == self._path:
+            if not self._is_committed and self._written == self._path:
                 os.truncate(self._path, self._old_length)
-            elif not self._is_published:
-                with contextlib.suppress(FileNotFoundError):  # it has its name already
+            elif not self._is_committed:
+                with contextlib.suppress(FileNotFoundError):  # interrupted after the rename
                     os.unlink(self._written)

@@ -1,11 +1,11 @@
-"""The names of files of keys and values, and the files of a folder that a variable is read from.
+"""Names of TFRA's files of keys and values, and the search for those of a variable in a folder.
 
-The name of a shard's files starts with its base, which is
+The file names of a shard begin with its base,
 
     <variable>_mht_<i>of<n>_rank<r>_size<s>
 
-the variable's name with `_` for each `/`, the shard i of the n shards of a process, from 1, and the
-process r, from 0, of the s processes. All shards that one save writes have the same s: a group.
+the variable's name with `_` for `/`, shard i of n of a process, from 1, and process r of s, from 0.
+All shards of one save have the same s: a group.
 """
 
 import os
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _SUFFIX = re.compile(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)")
-# Files that a table of a variable writes by itself do not say of which process they are.
+# Files that a variable's table writes itself have no rank in their names.
 _NAME = re.compile(
     r"(?P<base>(?P<prefix>.+)_mht_\d+of\d+(?P<rank>_rank\d+_size\d+)?)-(keys|values)"
 )
-# What a base ends with, whether it says that or not.
-_OF_SHARD = re.compile(r"_mht_\d+of\d+(_rank\d+_size\d+)?$")
+# The suffix of a base, with or without a rank.
+_ANY_SUFFIX = re.compile(r"_mht_\d+of\d+(_rank\d+_size\d+)?$")
 _ENDINGS = ("-keys", "-values")
 
 
@@ -28,10 +28,9 @@ class ShardPlace:
     """The position of a shard among those of a variable.
 
     Attributes:
-      index: from 1 to num_shards.
-      num_shards: of a process.
+      index: from 1 to num_shards, the number of shards of the process.
       rank: of the process, from 0.
-      size: how many processes there are.
+      size: number of processes.
     """
 
     index: int = 1
@@ -40,14 +39,7 @@ class ShardPlace:
     size: int = 1
 
     def base(self, name: str) -> str:
-        """Returns what the names of the shard's files start with.
-
-        Args:
-          name: of the variable.
-
-        Raises:
-          ValueError: there is no such shard.
-        """
+        """Returns the base of the file names, for a variable's name. ValueError: no such shard."""
         if not (1 <= self.index <= self.num_shards and 0 <= self.rank < self.size):
             raise ValueError(
                 "A shard has an index from 1 to num_shards and a rank from 0 to size - 1. "
@@ -58,104 +50,79 @@ class ShardPlace:
 
 
 def bases_by_prefix(folder: str) -> dict[str, list[tuple[str, bool]]]:
-    """Returns the bases of all files of keys and values of a folder, by `file_prefix`.
+    """Returns the bases of all shards in a folder, by `file_prefix`, in the order of the names.
 
     Args:
-      folder: where they are; it may be missing.
+      folder: may be missing.
 
     Returns:
-      In the order of the names, each base with whether it says of which process it is.
+      Lists of (base, whether it has a rank).
     """
     names = os.listdir(folder) if os.path.isdir(folder) else []
     matches = [match for name in names if (match := _NAME.fullmatch(name))]
     found = {(match["prefix"], match["base"], match["rank"] is not None) for match in matches}
     by_prefix: dict[str, list[tuple[str, bool]]] = {}
-    for prefix, base, is_of_process in sorted(found):
-        by_prefix.setdefault(prefix, []).append((base, is_of_process))
+    for prefix, base, has_rank in sorted(found):
+        by_prefix.setdefault(prefix, []).append((base, has_rank))
     return by_prefix
 
 
 def group_sizes(folder: str, name: str) -> set[int]:
-    """Returns the numbers of processes that wrote a variable's files, one for each save.
-
-    Args:
-      folder: where they are; it may be missing.
-      name: of the variable.
-    """
+    """Returns the sizes of all groups of a variable's files. The folder may be missing."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return {place.size for place in _places(names, name)}
 
 
 def bases_of_save(folder: str, names: Sequence[str]) -> list[str]:
-    """Returns the bases of all files of one save, or of several, each of which is whole.
+    """Returns the bases of complete saves.
 
     Args:
       names: of variables, or of files.
 
     Raises:
-      FileNotFoundError, ValueError: as of `find_shards`.
+      FileNotFoundError, ValueError: as `find_shards`.
     """
     bases: list[str] = []
     for name in names:
-        if os.path.isfile(os.path.join(folder, f"{name}-keys")) and not _OF_SHARD.search(name):
-            bases.append(name)  # a program's own name of a whole table
+        if os.path.isfile(os.path.join(folder, f"{name}-keys")) and not _ANY_SUFFIX.search(name):
+            bases.append(name)  # a file name that the program chose
             continue
-        variable = _OF_SHARD.sub("", name)
+        variable = _ANY_SUFFIX.sub("", name)
         found = bases_by_prefix(folder).get(file_prefix(variable), [])
-        if not found or any(is_of_process for _, is_of_process in found):
+        if not found or any(has_rank for _, has_rank in found):
             bases += find_shards(folder, variable)
-        else:
-            bases += _of_one_save(folder, [base for base, _ in found])
+            continue
+        without_rank = [base for base, _ in found]
+        counts = {base.rpartition("of")[2] for base in without_rank}
+        if counts != {str(len(without_rank))}:
+            raise FileNotFoundError(
+                f"{folder!r} does not hold the shards of one save: there are "
+                f"{', '.join(without_rank)}. Name the files to read, without load_entire_dir."
+            )
+        bases += without_rank
     return list(dict.fromkeys(bases))
-
-
-def _of_one_save(folder: str, bases: Sequence[str]) -> Sequence[str]:
-    """Returns the files of one save by a table itself, which do not say of which process they are.
-
-    Raises:
-      FileNotFoundError: some are missing, or they are of several saves.
-    """
-    counts = {base.rpartition("of")[2] for base in bases}
-    if counts != {str(len(bases))}:
-        raise FileNotFoundError(
-            f"{folder!r} does not hold the shards of one save: there are {', '.join(bases)}. Name "
-            "the files to read, without load_entire_dir."
-        )
-    return bases
 
 
 def find_shards(
     folder: str, name: str, size: int | None = None, rank: int | None = None
 ) -> list[str]:
-    """Returns the bases of a variable's files in a folder, by rank and then by index.
-
-    Args:
-      folder: that has the files.
-      name: of the variable.
-      size: the number of processes that wrote the group; None: there must be one group only.
-      rank: of one process, so that files of others may be missing; None: of all.
-
-    Raises:
-      FileNotFoundError: there is no such folder, no such group, or a shard of it is missing.
-      ValueError: there are several groups, or files of the group that cannot be of one save.
-    """
+    """Returns the bases of a variable's shards. Arguments and errors are those of `find_places`."""
     return [place.base(name) for place in find_places(folder, name, size, rank)]
 
 
 def find_places(
     folder: str, name: str, size: int | None = None, rank: int | None = None
 ) -> list[ShardPlace]:
-    """Returns the places of a variable's files in a folder, by rank and then by index.
+    """Returns the places of a variable's shards in a folder, by rank, then by index.
 
     Args:
-      folder: where they are.
       name: of the variable.
-      size: which group, by the number of processes that wrote it; None: there must be one only.
-      rank: of which process, and those of others need not be there; None: of all.
+      size: of the group; None: there must be only one.
+      rank: of one process, so that files of others may be missing; None: all.
 
     Raises:
-      FileNotFoundError: there is no such folder, no such group, or a shard of it is missing.
-      ValueError: there are several groups, or files of the group that cannot be of one save.
+      FileNotFoundError: the folder, the group, or a shard of it is missing.
+      ValueError: there are several groups, or files of two saves in the group.
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(
@@ -187,12 +154,12 @@ def find_places(
 
 
 def file_prefix(name: str) -> str:
-    """Returns what the names of all files of a variable start with."""
+    """Returns a variable's name as it is in file names."""
     return name.replace("/", "_")
 
 
 def _places(file_names: Iterable[str], name: str) -> Iterable[ShardPlace]:
-    """Yields the place of each file of the variable."""
+    """Yields the places of a variable's files, those of keys and those of values."""
     start = file_prefix(name)
     for file_name in file_names:
         for ending in _ENDINGS:
@@ -213,10 +180,10 @@ def _describe(groups: dict[int, set[ShardPlace]]) -> str:
 def _whole_group(
     folder: str, name: str, size: int, places: set[ShardPlace], only: int | None
 ) -> list[ShardPlace]:
-    """Returns the places of a group in order, if they are all there and of one save.
+    """Returns the places of a group in order, after checking that it is one complete save.
 
     Args:
-      only: the rank that is looked at; None: all.
+      only: the one rank to check; None: all.
     """
     ranks = range(size) if only is None else [only]
     places = {place for place in places if only in (None, place.rank)}
@@ -229,7 +196,7 @@ def _whole_group(
                 f"saves: one of {counts[0]} and one of {counts[1]} shards. Remove those of one of "
                 "them, or name the files."
             )
-        # One of a rank that wrote nothing, to have a name for what is missing.
+        # Of a rank without files report one shard as missing.
         num_shards = counts[0] if counts else 1
         expected += [
             ShardPlace(index, num_shards, rank, size) for index in range(1, num_shards + 1)

@@ -139,7 +139,7 @@ def _checked_items(
         folder = manifest.newest_at(place)
         found = manifest.read(folder)
     else:
-        folder, found = reading.enter_context(place.reading(wanted))
+        folder, found = reading.enter_context(place.download(wanted))
     if accept is not None:
         accept(found.extra)
     for item in items:

@@ -1,4 +1,4 @@
-"""A file of a checkpoint, mapped into memory: pages are read when they are touched."""
+"""A file of a checkpoint, memory-mapped: pages are read when they are touched."""
 
 import ctypes
 import mmap
@@ -18,32 +18,21 @@ _system.mmap.argtypes = [
     *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
     *(ctypes.c_int, ctypes.c_int, ctypes.c_int64),
 ]
-for _name in ("munmap", "madvise"):
-    getattr(_system, _name).argtypes = [
-        *(ctypes.c_void_p, ctypes.c_size_t),
-        *[ctypes.c_int] * (_name == "madvise"),
-    ]
+_system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_system.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
-_PAGE = mmap.PAGESIZE
 
 
 class MappedShard:
-    """The keys and rows of a table in one file. They stay readable when the file is removed.
+    """The keys and rows of a table in one file, which stay readable after the file is removed.
 
-    No file stays open. The header of the file is checked here, keys and rows by `check_keys` and
-    `check_rows`.
-
-    Args:
-      facts: of the table.
-      shard: the part of it.
-      folder: of the checkpoint.
+    No file descriptor stays open. The header is checked here, checksums of keys and rows by
+    `check_keys` and `check_rows`.
 
     Attributes:
       keys: (n,) of the key type.
       rows: (k, dim) in storage format, of the first k keys.
-      removed: (m,) of the key type, the keys that an increment says were removed; None: it does not
-        say.
-      reader: of the file, which may have been removed.
+      removed: (m,) of the key type, keys that this increment removed; None if it does not say.
 
     Raises:
       OSError: the file cannot be read. ValueError: it is corrupt.
@@ -54,9 +43,9 @@ class MappedShard:
         self.reader = open_shard(facts, shard, folder)
         self.reader.forget()
         with open_file(path) as file:
-            self._bytes = _mapped(file.fileno(), shard.written.num_bytes, path)
+            self._bytes = _map(file.fileno(), shard.written.num_bytes, path)
         self.keys, self.rows = self._tensor("keys"), self._tensor("values")
-        # A copy: behind the others it may begin anywhere.
+        # A copy, because the last tensor may be unaligned.
         self.removed = None if shard.removed is None else self._tensor(REMOVED).copy()
         self._is_checked = np.zeros(len(shard.written.crcs), bool)
 
@@ -66,63 +55,63 @@ class MappedShard:
         return data.view(tensor.storage).reshape(tensor.shape)
 
     def check_keys(self, count: int | None = None) -> None:
-        """Raises ValueError if the chunks of keys are not what was written. It reads them.
+        """Reads the chunks of the first `count` keys, or of all, and of the removed keys.
 
-        Args:
-          count: of the first keys, and of those that were removed; None: all keys.
+        Raises:
+          ValueError: a checksum is wrong.
         """
-        self._check_bytes("keys", self.keys[:count].nbytes)
+        sizes, size = {"keys": self.keys[:count].nbytes}, self._chunk_bytes
         if self.removed is not None:
-            self._check_bytes(REMOVED, self.removed.nbytes)
-
-    def _check_bytes(self, name: str, num_bytes: int) -> None:
-        begin, size = self.reader.place(name), self._chunk_bytes
-        self._check(np.arange(begin // size, -(-(begin + num_bytes) // size)))
+            sizes[REMOVED] = self.removed.nbytes
+        for name, num_bytes in sizes.items():
+            begin = self.reader.place(name)
+            self._check_chunks(np.arange(begin // size, -(-(begin + num_bytes) // size)))
 
     def check_rows(self, numbers: np.ndarray) -> None:
-        """Raises ValueError if the chunks of some rows are not what was written.
-
-        Each chunk is read as a whole, once.
+        """Reads the chunks of some rows, each once.
 
         Args:
-          numbers: (k,) int64, of the rows.
+          numbers: (k,) int64, positions of the rows.
+
+        Raises:
+          ValueError: a checksum is wrong.
         """
         width, size = self.reader.tensors["values"].row_bytes, self._chunk_bytes
         first = self.reader.place("values") + numbers * width
         reached = np.zeros(self._is_checked.size, bool)
         reached[first // size] = True
-        # A row may end in the chunk behind, or be longer than a chunk.
+        # A row may end in the next chunk, or be longer than a chunk.
         for further in range(size, width + size, size):
             reached[(first + min(further, width - 1)) // size] = True
-        self._check(np.flatnonzero(reached))
+        self._check_chunks(np.flatnonzero(reached))
 
-    def _check(self, numbers: np.ndarray) -> None:
-        # Two threads that come here together may check a chunk twice, which does no harm.
+    def _check_chunks(self, numbers: np.ndarray) -> None:
+        # Two threads may check the same chunk at the same time, which does no harm.
         size = self._chunk_bytes
         for number in numbers[~self._is_checked[numbers]].tolist():
             chunk = self._bytes[number * size : (number + 1) * size]
-            _advise(chunk, mmap.MADV_WILLNEED)  # in one piece, and not page by page
+            _advise(chunk, mmap.MADV_WILLNEED)  # one read instead of one a page
             self.reader.check(number, chunk.data)
             self._is_checked[number] = True
 
 
-def _mapped(file: int, size: int, path: str) -> np.ndarray:
-    """Returns the bytes of a file, which is read where they are touched, (size,) uint8."""
+def _map(file: int, size: int, path: str) -> np.ndarray:
+    """Maps a file; returns its bytes, (size,) uint8, read-only."""
     address: Any = _system.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
     memory = (ctypes.c_uint8 * size).from_address(address)
-    # As long as an array of it lives.
+    # Unmapped with the last array of it, not at exit: threads may still read then.
     weakref.finalize(memory, _system.munmap, address, size).atexit = False
     data: np.ndarray = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
     data.flags.writeable = False
-    # Else the system reads 128 KiB or more around each row.
+    # Otherwise the system reads 128 KiB or more around each row.
     _advise(data, mmap.MADV_RANDOM)
     return data
 
 
 def _advise(data: np.ndarray, advice: int) -> None:
-    # What it returns says whether it could, and nothing hangs on that.
-    begin = data.ctypes.data // _PAGE * _PAGE
+    # Its result is ignored: advice that fails only costs time.
+    begin = data.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     _system.madvise(begin, data.ctypes.data + data.nbytes - begin, advice)

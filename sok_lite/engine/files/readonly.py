@@ -1,13 +1,13 @@
 """`open_readonly`: lookups in the files of a checkpoint, without loading its tables.
 
-Files are mapped into memory, so a lookup reads only the rows that it returns, and processes that
-serve one checkpoint share the pages that they have read. It needs neither TensorFlow nor a GPU.
+Files are memory-mapped: a lookup reads only the rows that it returns, and processes that serve the
+same checkpoint share its pages. Needs neither TensorFlow nor a GPU.
 
-What is open of a checkpoint is a `_Version`, which nobody changes: a lookup takes the newest one
-and keeps it until it is done. A refresh makes the next one, beside it. Of an increment that is what
-has changed, in a small index that is asked before the large one. When nobody has an older version
-any more, the small index is written into the large one, and goes: so the large one is never copied,
-and a lookup sees the old content or the new one.
+An open checkpoint is an immutable `_Snapshot`. A lookup takes the newest one and keeps it until it
+is done; a refresh makes the next one beside it. The changes of an increment go into a small delta
+index, which lookups ask before the base index. When no lookup uses an older snapshot any more, the
+delta is compacted into the base: the base is never copied, and a lookup sees the old content or the
+new one, never a mix.
 """
 
 import logging
@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +37,7 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.mapped_shard import MappedShard
 from sok_lite.engine.files.saved_file import without_row
-from sok_lite.engine.files.served_index import MAX_RANKS, KeysOfFile, ServedIndex
+from sok_lite.engine.files.served_index import MAX_RANKS, FileKeys, ServedIndex
 from sok_lite.engine.files.store import Store, is_in_store
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.table.content import warn_of_repeated
@@ -46,29 +47,28 @@ __all__ = ["Following", "ReadonlyTable", "ReadonlyTables", "open_readonly"]
 _log = logging.getLogger("sok_lite")
 
 
-class _Content:
-    """What a version has of a table.
+class _TableSnapshot:
+    """A table of a checkpoint. Only building the index changes it.
 
     Args:
-      facts: of the table.
-      chains: of each rank its files, the newest first, which has all keys.
+      facts: the manifest's entry of the table.
+      chains: the files of each rank, newest first. The newest has all keys of the rank.
 
     Attributes:
-      facts, chains: the arguments.
-      index: where rows are; None: nobody has asked yet.
-      small: what is newer, and asked first; None: there is nothing.
-      has_repeated: whether several ranks have a key.
+      index: the base index; None until it is built.
+      delta: index of newer increments, asked before `index`; None if there are none.
+      has_duplicates: whether several ranks have the same key.
     """
 
     def __init__(self, facts: TableFacts, chains: list[list[MappedShard]]) -> None:
         self.facts, self.chains = facts, chains
         self.num_keys = sum(shard.rows for shard in facts.shards)
         self.index: ServedIndex | None = None
-        self.small: ServedIndex | None = None
-        self.has_repeated = False
+        self.delta: ServedIndex | None = None
+        self.has_duplicates = False
 
     @classmethod
-    def opened(cls, facts: TableFacts, folder: str) -> "_Content":
+    def open(cls, facts: TableFacts, folder: str) -> "_TableSnapshot":
         """Maps all files of a table."""
         if len(facts.shards) > MAX_RANKS:
             raise ValueError(
@@ -76,39 +76,37 @@ class _Content:
                 f"{len(facts.shards):,}, of table {facts.name!r}. Write it on fewer: sok-lite "
                 "reshard."
             )
-        return cls(
-            facts,
-            [
-                [MappedShard(facts, part, folder) for part in reversed(shard.chain)]
-                for shard in facts.shards
-            ],
-        )
+        chains = [
+            [MappedShard(facts, part, folder) for part in reversed(shard.chain)]
+            for shard in facts.shards
+        ]
+        return cls(facts, chains)
 
     @cached_property
-    def files(self) -> list[MappedShard]:
-        """All files that have rows, in the order in which these lie in memory."""
+    def _files(self) -> list[MappedShard]:
+        """All files that have rows, by the address of their rows."""
         files = [file for chain in self.chains for file in chain if file.rows.size]
         return sorted(files, key=lambda file: address_of(file.rows))
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        return np.array([address_of(file.rows) for file in self.files], np.uint64)
+        return np.array([address_of(file.rows) for file in self._files], np.uint64)
 
-    def check_rows(self, places: np.ndarray) -> None:
-        """Raises ValueError if a row is in a chunk that is not what was written.
+    def check_rows(self, addresses: np.ndarray) -> None:
+        """Raises ValueError if a row is in a chunk with a wrong checksum.
 
         Args:
-          places: (n,) uint64, addresses of rows; 0 is none.
+          addresses: (n,) uint64, of rows; zeros are skipped.
         """
-        places = places[places != 0]
-        numbers = np.searchsorted(self._starts, places, side="right") - 1
+        addresses = addresses[addresses != 0]
+        numbers = np.searchsorted(self._starts, addresses, side="right") - 1
         for number in np.unique(numbers):
-            file = self.files[number]
-            inside = (places[numbers == number] - self._starts[number]).astype(np.int64)
-            file.check_rows(inside // file.rows[0].nbytes)
+            file = self._files[number]
+            offsets = (addresses[numbers == number] - self._starts[number]).astype(np.int64)
+            file.check_rows(offsets // file.rows[0].nbytes)
 
-    def make_index(self) -> None:
-        """Makes the index, from all keys of all files.
+    def build_index(self) -> None:
+        """Builds the index from the keys of all files, unless it is there.
 
         Raises:
           ValueError: a file is corrupt.
@@ -118,188 +116,189 @@ class _Content:
         for chain in self.chains:
             for file in chain:
                 file.check_keys()
-        index, num_repeated = ServedIndex(self.num_keys), 0
+        index, num_duplicates = ServedIndex(self.num_keys), 0
         for rank, (newest, *older) in enumerate(self.chains):
-            of_others, twice, left = index.begin(KeysOfFile(newest.keys, newest.rows, rank))
-            if twice and older:
+            keys = FileKeys(newest.keys, newest.rows, rank)
+            in_other_ranks, repeated, without = index.add_newest(keys)
+            if repeated and older:
                 raise newest.reader.corrupt("one of its keys is there twice")
-            num_repeated += of_others + twice
+            num_duplicates += in_other_ranks + repeated
             for file in older:
-                left -= index.go_on(KeysOfFile(file.keys[: len(file.rows)], file.rows, rank))
-            if left:
-                raise newest.reader.corrupt(without_row(left))
-        warn_of_repeated(f"table {self.facts.name!r}", num_repeated)
-        self.has_repeated, self.index = num_repeated > 0, index
+                without -= index.add_older_rows(
+                    FileKeys(file.keys[: len(file.rows)], file.rows, rank)
+                )
+            if without:
+                raise newest.reader.corrupt(without_row(without))
+        warn_of_repeated(f"table {self.facts.name!r}", num_duplicates)
+        self.has_duplicates, self.index = num_duplicates > 0, index
 
-    def continued(self, facts: TableFacts, folder: str) -> "_Content":
-        """Returns the content of a newer checkpoint, which shares what is the same with this one.
+    def successor(self, facts: TableFacts, folder: str) -> "_TableSnapshot":
+        """Returns the table of a newer checkpoint, which shares unchanged files with this one.
 
         Raises:
           OSError, ValueError: as `open_readonly`.
         """
         if facts.shards == self.facts.shards:
             return self
-        added = _added(self.facts.shards, facts.shards)
+        added = _added_increments(self.facts.shards, facts.shards)
         if added is None:
-            made, is_noted = _Content.opened(facts, folder), False
+            made, has_delta = _TableSnapshot.open(facts, folder), False
         else:
             new = [[MappedShard(facts, part, folder) for part in parts] for parts in added]
-            chains = [[*its[::-1], *old] for its, old in zip(new, self.chains, strict=True)]
-            made = _Content(facts, chains)
-            is_noted = self.index is not None and self._note(made, new, added)
-        if self.index is not None and not is_noted:
-            made.make_index()  # now, and not in a lookup
+            made = _TableSnapshot(
+                facts, [[*its[::-1], *old] for its, old in zip(new, self.chains, strict=True)]
+            )
+            has_delta = self._make_delta(made, new, added)
+        if self.index is not None and not has_delta:
+            made.build_index()  # now, rather than in a lookup
         return made
 
-    def _note(
+    def _make_delta(
         self,
-        made: "_Content",
+        made: "_TableSnapshot",
         new: Sequence[Sequence[MappedShard]],
         added: Sequence[Sequence[Shard]],
     ) -> bool:
-        """Notes increments in a small index. False: all keys have to be read, to see which have
-        gone."""
-        assert self.index is not None
-        parts, expected = [], []
+        """Indexes increments in a delta index of `made`.
+
+        Args:
+          new, added: of each rank its new files, oldest first, and their manifest entries.
+
+        Returns:
+          False if this cannot tell which keys were removed: all keys have to be indexed again.
+        """
+        if self.index is None or self.has_duplicates:
+            return False
+        parts, num_keys = [], []  # of each file: its rows, then its removals
         for rank, (files, shards) in enumerate(zip(new, added, strict=True)):
-            num_keys = self.facts.shards[rank].rows
+            before = self.facts.shards[rank].rows
             for file, shard in zip(files, shards, strict=True):
                 file.check_keys(len(file.rows))
-                parts.append(KeysOfFile(file.keys[: len(file.rows)], file.rows, rank))
-                if file.removed is not None:
-                    parts.append(KeysOfFile(file.removed, None, rank))
-                expected.append((num_keys, shard.rows, file.removed is not None))
-                num_keys = shard.rows
-        if self.has_repeated:
-            return False
-        small, counts = self.index.noted(parts, self.small)
-        found = iter(counts)
-        sizes = iter(parts)
-        for before, after, has_gone in expected:
-            its, of_others = next(found)
-            num_new = next(sizes).num_keys - its - of_others
-            num_gone = 0
-            if has_gone:
-                num_gone, others_gone = next(found)
-                next(sizes)
-                of_others += others_gone
-            if of_others or before + num_new - num_gone != after:
+                removed = file.keys[:0] if file.removed is None else file.removed
+                parts.append(FileKeys(file.keys[: len(file.rows)], file.rows, rank))
+                parts.append(FileKeys(removed, None, rank))
+                num_keys.append((before, shard.rows))
+                before = shard.rows
+        delta, known = self.index.make_delta(parts, self.delta)
+        for i, (before, after) in enumerate(num_keys):
+            (updated, foreign), (removed, foreign_removed) = known[2 * i : 2 * i + 2]
+            inserted = parts[2 * i].num_keys - updated - foreign
+            if foreign or foreign_removed or before + inserted - removed != after:
                 return False
-        made.index, made.small = self.index, small
-        if self.index.has_room_for < small.num_new:
-            made.index, made.small = self.index.grown(small), None
+        made.index, made.delta = self.index, delta
+        if self.index.num_free < delta.num_new:
+            made.index, made.delta = self.index.grown(delta), None
         return True
 
-    def merged(self) -> "_Content":
-        """Returns the same content with what was in the small index in the large one.
+    def compacted(self) -> "_TableSnapshot":
+        """Returns the same content, after merging the delta index into the base index.
 
-        Nobody may look up in an older content than this one any more.
+        No lookup may use a snapshot older than this one any more.
         """
-        if self.small is None:
+        if self.delta is None:
             return self
         assert self.index is not None
-        self.index.merge(self.small)
-        made = _Content(self.facts, self.chains)
+        self.index.merge(self.delta)
+        made = _TableSnapshot(self.facts, self.chains)
         made.index = self.index
         return made
 
 
-def _added(old: Sequence[Shard], new: Sequence[Shard]) -> list[tuple[Shard, ...]] | None:
-    """Returns the increments that files of ranks have got, the oldest first; None: not these."""
+def _added_increments(old: Sequence[Shard], new: Sequence[Shard]) -> list[tuple[Shard, ...]] | None:
+    """Returns each rank's new increments, oldest first; None if `new` does not continue `old`."""
     if len(old) != len(new):
         return None
     added: list[tuple[Shard, ...]] = []
     for before, after in zip(old, new, strict=True):
         count = len(before.chain)
-        files = [part.file for part in after.chain]
-        if files[:count] != [part.file for part in before.chain]:
+        if [part.file for part in after.chain[:count]] != [part.file for part in before.chain]:
             return None
         added.append(after.chain[count:])
     return added
 
 
-class _Version:
-    """A checkpoint as it is open.
+@dataclass(frozen=True, eq=False)
+class _Snapshot:
+    """An open checkpoint.
 
     Attributes:
-      folder: of the checkpoint.
       text: of its manifest.
-      published: when that was written, seconds since 1970.
-      contents: of the tables, by name.
+      published: when the manifest was written, seconds since 1970.
     """
 
-    def __init__(
-        self, folder: str, text: bytes, published: float, contents: dict[str, _Content]
-    ) -> None:
-        self.folder, self.text, self.published, self.contents = folder, text, published, contents
+    folder: str
+    text: bytes
+    published: float
+    tables: dict[str, _TableSnapshot]
 
 
-class _Opened:
-    """What the tables of one `open_readonly` share.
+class _OpenCheckpoint:
+    """The state that the tables of one `open_readonly` share.
 
     Args:
-      place: of the checkpoint, or of saves: a folder, or the store from which it is brought here.
-      check_rows: whether rows are checked before they are returned.
+      place: folder or store of the checkpoint, or of the saves of a `sok_lite.keras.Checkpoint`.
+      check_rows: whether the checksums of rows are checked before they are returned.
 
     Attributes:
-      check_rows: the argument.
-      version: the newest; it is replaced, never changed.
+      snapshot: the newest; replaced, never changed.
     """
 
-    # How long a refresh waits for lookups that began before it, to put what is new into the large
-    # index; the next refresh does it otherwise.
-    _seconds_for_older = 1.0
+    # How long a refresh waits for lookups that began before it, to compact the delta indexes.
+    # After that the next refresh does it.
+    _compaction_timeout = 1.0
 
     def __init__(self, place: str | Store, check_rows: bool) -> None:
-        self._place, self.check_rows = place, check_rows
-        # While what is newer is looked for and brought here, which may take long; and while what
-        # lookups use is changed.
+        self.place, self.check_rows = place, check_rows
+        # `_refreshing` is held for a whole refresh, which may download for long; `_changing` only
+        # while something that lookups use changes.
         self._refreshing, self._changing = threading.Lock(), threading.Lock()
-        # All older ones that somebody may still look up in.
-        self._older: list[weakref.ref[_Version]] = []
+        # Older snapshots that lookups may still use.
+        self._older: list[weakref.ref[_Snapshot]] = []
         self._one_is_gone = threading.Event()
-        self.version = self._read(None)
+        self.snapshot = self._read_newest(None)
 
-    def prepared(self, name: str) -> _Version:
-        """Returns the newest version, which has the index of a table."""
-        with self._changing:
-            version = self.version
-            version.contents[name].make_index()
-            return version
+    def indexed(self, name: str) -> _Snapshot:
+        """Returns the newest snapshot, after building the index of a table if need be."""
+        snapshot = self.snapshot
+        if snapshot.tables[name].index is None:
+            with self._changing:
+                snapshot = self.snapshot
+                snapshot.tables[name].build_index()
+        return snapshot
 
     def refresh(self, ends: threading.Event | None = None) -> bool:
-        """Opens what is newer, and returns whether anything was.
+        """Opens a newer checkpoint, if there is one; returns whether there was.
 
         Args:
-          ends: when it is set, calls of a store that fail are not made again.
+          ends: once it is set, failed calls of a store are not retried.
         """
         with self._refreshing:
-            if isinstance(self._place, Store):
-                self._place.ends = ends or threading.Event()
-            newest = self._read(self.version)
-            is_newer = newest is not self.version
+            if isinstance(self.place, Store):
+                self.place.ends = ends or threading.Event()
+            newest = self._read_newest(self.snapshot)
+            is_newer = newest is not self.snapshot
             with self._changing:
                 if is_newer:
-                    self._set(newest)
+                    self._replace(newest)
                 del newest
-                self._merge(self._seconds_for_older if is_newer else 0.0)
+                self._compact(self._compaction_timeout if is_newer else 0.0)
             return is_newer
 
-    def _set(self, version: _Version) -> None:
+    def _replace(self, snapshot: _Snapshot) -> None:
         gone = self._one_is_gone
-        self._older.append(weakref.ref(self.version, lambda _: gone.set()))
-        self.version = version
+        self._older.append(weakref.ref(self.snapshot, lambda _: gone.set()))
+        self.snapshot = snapshot
 
-    def _merge(self, seconds: float) -> None:
-        """Puts small indexes into the large ones, once nobody has an older version any more.
+    def _compact(self, timeout: float) -> None:
+        """Compacts the delta indexes, once no lookup uses an older snapshot.
 
         Args:
-          seconds: to wait for that; the next refresh does it otherwise.
+          timeout: seconds to wait for that; afterwards the next refresh does it.
         """
-        version = self.version
-        if all(content.small is None for content in version.contents.values()):
+        snapshot = self.snapshot
+        if all(table.delta is None for table in snapshot.tables.values()):
             return
-        end = time.monotonic() + seconds
+        end = time.monotonic() + timeout
         while True:
             self._one_is_gone.clear()
             self._older = [older for older in self._older if older() is not None]
@@ -307,36 +306,38 @@ class _Opened:
                 break
             if not self._one_is_gone.wait(max(0.0, end - time.monotonic())):
                 return
-        merged = {name: content.merged() for name, content in version.contents.items()}
-        self._set(_Version(version.folder, version.text, version.published, merged))
+        tables = {name: table.compacted() for name, table in snapshot.tables.items()}
+        self._replace(replace(snapshot, tables=tables))
 
-    def _read(self, old: _Version | None) -> _Version:
-        """Returns the newest version: the old one where there is no newer."""
+    def _read_newest(self, old: _Snapshot | None) -> _Snapshot:
+        """Returns the newest snapshot, which is `old` if nothing is newer."""
         before: tuple[str, bytes] | None = None
         while True:
-            place = self._place
-            folder = manifest.newest_at(place) if isinstance(place, str) else place.brought()
+            place = self.place
+            folder = (
+                manifest.newest_at(place) if isinstance(place, str) else place.download_newest()
+            )
             text, published = manifest.text_of(folder)
             if old is not None and (folder, text) == (old.folder, old.text):
                 return old
             found = manifest.from_text(text, os.path.join(folder, manifest.NAME))
             try:
                 with self._changing:
-                    contents = _contents(found, folder, old)
-                return _Version(folder, text, published, contents)
+                    tables = _open_tables(found, folder, old)
+                return _Snapshot(folder, text, published, tables)
             except FileNotFoundError:
                 if (folder, text) == before:
                     raise
                 before = folder, text  # a dump may have replaced the checkpoint in between
 
 
-def _contents(found: Manifest, folder: str, old: _Version | None) -> dict[str, _Content]:
+def _open_tables(found: Manifest, folder: str, old: _Snapshot | None) -> dict[str, _TableSnapshot]:
     if old is None:
-        return {name: _Content.opened(facts, folder) for name, facts in found.tables.items()}
-    for name, content in old.contents.items():
+        return {name: _TableSnapshot.open(facts, folder) for name, facts in found.tables.items()}
+    for name, table in old.tables.items():
         kinds = [
             None if facts is None else (facts.dim, facts.dtype, facts.key_type)
-            for facts in (content.facts, found.tables.get(name))
+            for facts in (table.facts, found.tables.get(name))
         ]
         if kinds[0] != kinds[1]:
             raise ValueError(
@@ -344,40 +345,37 @@ def _contents(found: Manifest, folder: str, old: _Version | None) -> dict[str, _
                 f"and key_type {kinds[0]}. Received: {kinds[1]}, in {folder}. What was open stays "
                 "so. Open the new one by open_readonly."
             )
-    return {
-        name: content.continued(found.tables[name], folder)
-        for name, content in old.contents.items()
-    }
+    return {name: table.successor(found.tables[name], folder) for name, table in old.tables.items()}
 
 
 class ReadonlyTable:
     """A table of a checkpoint, with the rows that all ranks wrote. Threads may share it.
 
-    The first lookup reads all keys and makes an index of them, 24 bytes a key in memory; `prepare`
-    does it ahead. A lookup is one call that lets go of Python's lock, and waits for nobody. A key
-    that several ranks wrote has the row of the lowest of them, as after a load; the logger
-    `sok_lite` says of how many.
+    The first lookup, or `prepare`, reads all keys and builds an index of 24 bytes a key in memory.
+    A lookup is one call that releases the GIL, and never waits for a refresh. A key that several
+    ranks wrote has the row of the lowest rank, as after a load; the logger `sok_lite` warns how
+    many there are.
 
     Attributes:
       name: of the table.
       dim: length of a row.
       key_type: "int64", "int32" or "uint64".
-      dtype: NumPy's, of the rows that lookups return: that of the table, for bfloat16 float32.
+      dtype: NumPy dtype of the rows that lookups return: that of the table, float32 for bfloat16.
     """
 
-    def __init__(self, facts: TableFacts, opened: _Opened) -> None:
+    def __init__(self, facts: TableFacts, checkpoint: _OpenCheckpoint) -> None:
         self.name, self.dim, self.key_type = facts.name, facts.dim, facts.key_type
         self._row_dtype, self._key_dtype = row_dtype(facts.dtype), key_dtype(facts.key_type)
         self._is_bfloat16 = facts.dtype == "bfloat16"
         self.dtype = np.dtype(np.float32) if self._is_bfloat16 else self._row_dtype.storage
         self._zeros = np.zeros(self.dim, self._row_dtype.storage)
-        # What keys need no conversion.
-        self._as_it_is = np.dtype(np.int64) if self.key_type == "int64" else None
-        self._opened = opened
+        # The dtype of keys that need no conversion.
+        self._fast_dtype = np.dtype(np.int64) if self.key_type == "int64" else None
+        self._checkpoint = checkpoint
 
     def __len__(self) -> int:
-        """Keys of all files."""
-        return self._opened.version.contents[self.name].num_keys
+        """Returns the number of keys of all ranks."""
+        return self._checkpoint.snapshot.tables[self.name].num_keys
 
     def __contains__(self, key: object) -> bool:
         """Returns whether an integer is a key."""
@@ -396,18 +394,19 @@ class ReadonlyTable:
         )
 
     def keys(self) -> np.ndarray:
-        """Returns all keys in the order of the files, (n,) of the key type. It reads them all.
+        """Returns all keys in the order of the files, (n,) of the key type. Reads them all.
 
         Raises:
           ValueError: a file is corrupt.
         """
-        newest = [chain[0] for chain in self._prepared().contents[self.name].chains]
+        table = self._checkpoint.indexed(self.name).tables[self.name]
+        newest = [chain[0] for chain in table.chains]
         for file in newest:
             file.check_keys()
         return np.concatenate([file.keys for file in newest])
 
     def contains(self, keys: Any) -> np.ndarray:
-        """Returns which keys there are, bool.
+        """Returns which keys the table has, bool of keys.shape.
 
         Args:
           keys: integers of any shape.
@@ -417,10 +416,10 @@ class ReadonlyTable:
             corrupt.
         """
         wanted = self._key_dtype.to_int64(np, keys)
-        version = self._prepared()
-        content = version.contents[self.name]
-        assert content.index is not None
-        return (content.index.places(wanted, content.small) != 0).reshape(wanted.shape)
+        snapshot = self._checkpoint.indexed(self.name)
+        table = snapshot.tables[self.name]
+        assert table.index is not None
+        return (table.index.find_rows(wanted, table.delta) != 0).reshape(wanted.shape)
 
     def lookup(self, keys: Any, default: Any = 0) -> np.ndarray:
         """Returns the rows of keys.
@@ -439,7 +438,7 @@ class ReadonlyTable:
         return self._read(keys, default, self._is_bfloat16)[0]
 
     def find(self, keys: Any, default: Any = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of keys as `lookup` does, and which are there, bool of keys.shape."""
+        """Returns the rows of keys as `lookup` does, and which keys exist, bool of keys.shape."""
         rows, found = self._read(keys, default, True)
         assert found is not None
         return rows, found
@@ -447,22 +446,22 @@ class ReadonlyTable:
     def _read(
         self, keys: Any, default: Any, wants_found: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        if type(keys) is np.ndarray and keys.dtype is self._as_it_is and keys.flags.c_contiguous:
-            wanted = keys  # of 20 keys all else takes as long as the lookup
+        if type(keys) is np.ndarray and keys.dtype is self._fast_dtype and keys.flags.c_contiguous:
+            wanted = keys  # converting 20 keys would take as long as looking them up
         else:
             wanted = self._key_dtype.to_int64(np, keys)
         is_zero = type(default) is int and default == 0
         missing = None if is_zero else self._checked_default(default)
-        version = self._prepared()  # nothing that this call reads goes while it has that
-        content = version.contents[self.name]
-        assert content.index is not None
-        if self._opened.check_rows:
-            content.check_rows(content.index.places(wanted, content.small))
+        snapshot = self._checkpoint.indexed(self.name)  # keeps all that this call reads alive
+        table = snapshot.tables[self.name]
+        assert table.index is not None
+        if self._checkpoint.check_rows:
+            table.check_rows(table.index.find_rows(wanted, table.delta))
         rows = np.empty((*wanted.shape, self.dim), self._zeros.dtype)
         found = np.empty(wanted.shape, np.bool_) if wants_found else None
-        # A row that bfloat16 does not have is written below.
+        # A default that bfloat16 cannot represent is written below.
         stored = self._zeros if missing is None or self._is_bfloat16 else missing
-        content.index.read(wanted, content.small, stored, rows, found)
+        table.index.read(wanted, table.delta, stored, rows, found)
         if self._is_bfloat16:
             rows = bfloat16_to_float32(np, rows)
             if missing is not None:
@@ -476,14 +475,7 @@ class ReadonlyTable:
         Raises:
           ValueError: a file is corrupt.
         """
-        self._prepared()
-
-    def _prepared(self) -> _Version:
-        """Returns the newest version, which has the index of this table."""
-        version = self._opened.version
-        if version.contents[self.name].index is None:
-            return self._opened.prepared(self.name)
-        return version
+        self._checkpoint.indexed(self.name)
 
     def _checked_default(self, default: Any) -> np.ndarray:
         """Returns the row of a missing key, (dim,) of `dtype`."""
@@ -507,14 +499,16 @@ class ReadonlyTable:
 class ReadonlyTables(Mapping[str, ReadonlyTable]):
     """A mapping of names to the `ReadonlyTable`s of a checkpoint, which can be refreshed.
 
-    The names stay: a refresh changes what lookups in these tables give, in all of them at once. A
-    lookup that has begun gives what was there before, as a whole.
+    The tables stay: a refresh changes the content of all of them at once. A lookup that has begun
+    returns the old content throughout.
     """
 
-    def __init__(self, opened: _Opened) -> None:
-        self._opened = opened
-        contents = opened.version.contents
-        self._tables = {name: ReadonlyTable(c.facts, opened) for name, c in contents.items()}
+    def __init__(self, checkpoint: _OpenCheckpoint) -> None:
+        self._checkpoint = checkpoint
+        self._tables = {
+            name: ReadonlyTable(table.facts, checkpoint)
+            for name, table in checkpoint.snapshot.tables.items()
+        }
 
     def __getitem__(self, name: str) -> ReadonlyTable:
         if name not in self._tables:
@@ -533,20 +527,20 @@ class ReadonlyTables(Mapping[str, ReadonlyTable]):
 
     @property
     def path(self) -> str:
-        """The folder of the checkpoint that is open; of one at an address the copy of it here."""
-        return self._opened.version.folder
+        """The folder of the open checkpoint: for an address, the local copy."""
+        return self._checkpoint.snapshot.folder
 
     @property
     def _shown(self) -> str:
-        """The folder, or where that is a copy the address."""
-        place = self._opened._place
+        """The path or address to show to people."""
+        place = self._checkpoint.place
         return place.address if isinstance(place, Store) else self.path
 
     @property
     def published(self) -> float:
-        """When the checkpoint that is open was published, seconds since 1970: the time that its
-        manifest was last changed."""
-        return self._opened.version.published
+        """When the open checkpoint was published, seconds since 1970: the modification time of its
+        manifest."""
+        return self._checkpoint.snapshot.published
 
     @property
     def age(self) -> float:
@@ -554,25 +548,25 @@ class ReadonlyTables(Mapping[str, ReadonlyTable]):
         return max(0.0, time.time() - self.published)
 
     def refresh(self) -> bool:
-        """Opens what was dumped since, and returns whether anything was.
+        """Opens a newer checkpoint, if there is one; returns whether there was.
 
-        Where the files that are open were continued by increments, these alone are read: the rows
-        that have changed when they are looked up, and the keys of these rows at once. To know which
-        keys were removed, an increment has to name them (`sok.log_removals`); otherwise the keys of
-        all files are read anew where some are gone, as after a whole dump. Lookups go on meanwhile
-        with what was open, and this is what stays open if anything raises. Any thread may call it.
+        If increments continue the open files, only these are read: the keys of changed rows at
+        once, the rows when they are looked up. Removed keys must be named by the increment
+        (`sok.log_removals`); otherwise, if some are gone, the keys of all files are read again, as
+        after a complete dump. Lookups go on with the old content meanwhile, which also stays open
+        if this raises. Any thread may call it.
 
         Raises:
           OSError: a file cannot be read, or there is no checkpoint any more. ValueError: a file is
             corrupt, or a table is missing or of another kind now.
         """
-        return self._opened.refresh()
+        return self._checkpoint.refresh()
 
     def follow(self, every: float = 10.0) -> "Following":
-        """Refreshes the tables again and again, in a thread that ends with them or the process.
+        """Refreshes the tables periodically, in a thread that ends with them or the process.
 
-        What `refresh` raises goes to the logger `sok_lite` as a warning, once until it is something
-        else, and the thread tries again; `age` tells how old what is served has become.
+        Errors of `refresh` are logged to `sok_lite` as warnings, the same text once in a row, and
+        the thread tries again; `age` tells how old the content is.
 
         Args:
           every: seconds from the end of a refresh to the next one, above 0.
@@ -594,7 +588,7 @@ class Following:
             raise ValueError(f"`every` must be above 0 seconds. Received: every={every!r}.")
         is_over = threading.Event()
         self._is_over: threading.Event = is_over
-        # The thread must not keep the tables.
+        # The thread must not keep the tables alive.
         which = weakref.ref(tables, lambda _: is_over.set())
         name, arguments = f"follows {tables._shown}", (which, seconds, is_over)
         self._thread: threading.Thread = threading.Thread(
@@ -603,8 +597,7 @@ class Following:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, after the refresh that it is at; a store that cannot be reached is not
-        waited for."""
+        """Ends the thread after its current refresh, without waiting for an unreachable store."""
         self._is_over.set()
         self._thread.join()
 
@@ -622,7 +615,7 @@ def _follow(which: "weakref.ref[ReadonlyTables]", every: float, is_over: threadi
         if tables is None:
             return
         try:
-            tables._opened.refresh(is_over)
+            tables._checkpoint.refresh(is_over)
             said = ""
         except Exception as error:
             if f"{error}" != said and not is_over.is_set():
@@ -635,17 +628,17 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
     """Opens a checkpoint for lookups in its files, without TensorFlow and without loading it.
 
     The manifest and the header of each file are read and checked at once, the keys of a table in
-    its first lookup or by `prepare`. If a dump replaces the checkpoint, an open one still reads the
-    old files: they are removed, and their space is freed when no process has them mapped. `refresh`
-    opens what is new, `follow` does it in a thread.
+    its first lookup or by `prepare`. If a dump replaces the checkpoint, the tables still read the
+    old files: these are removed, and their space is freed when no process has them mapped.
+    `refresh` opens a newer checkpoint, `follow` does so in a thread.
 
     Args:
-      path: of the folder that `sok.dump` wrote, on any number of ranks; of that of a
-        sok_lite.keras.Checkpoint its newest save is opened. What is at an address, such as
-        s3://bucket/ck, is brought to a folder of this machine, which its processes share; a
-        refresh brings what that does not have.
-      check_rows: whether rows are checked too: each chunk of 8 MiB of a file, before a row of it is
-        returned for the first time. The whole chunk is read for that, so soon all rows are.
+      path: the folder that `sok.dump` wrote, on any number of ranks, or that of a
+        sok_lite.keras.Checkpoint, whose newest save is opened. An address such as s3://bucket/ck is
+        downloaded to a folder that the processes of this machine share; a refresh downloads what
+        that lacks.
+      check_rows: whether to check the checksums of rows too: of each chunk of 8 MiB of a file,
+        before a row of it is first returned. This reads whole chunks, so soon all rows.
 
     Returns:
       A mapping of names to tables.
@@ -656,7 +649,7 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
     """
     place: str | Store
     if is_in_store(path):
-        place = Store(path, level=logging.INFO)  # what a refresh raises is logged
+        place = Store(path, level=logging.INFO)  # `follow` warns of what a refresh raises
     else:
         place = os.path.abspath(local_path(path))
-    return ReadonlyTables(_Opened(place, check_rows))
+    return ReadonlyTables(_OpenCheckpoint(place, check_rows))

@@ -1,7 +1,7 @@
-"""Where the rows of keys are in mapped files: the index of kernels/cpu_served.cpp.
+"""The index of a checkpoint that is served: from keys to the addresses of rows in mapped files.
 
-It takes 16 bytes for each slot, and two keys have three slots. What an increment changes lies in a
-small index beside the large one at first: `noted` makes it, `merged` puts it into the large one.
+Bindings of kernels/cpu_served.cpp, whose table has 16 bytes a slot and three slots for two keys.
+`make_delta` indexes increments beside a base index, `merge` compacts that delta into the base.
 """
 
 import ctypes
@@ -17,11 +17,11 @@ from sok_lite.backend.build import find_library
 from sok_lite.engine.hashing import new_seed
 
 _SLOT_BYTES = 16
-# Ranks are told apart by 16 bits.
+# A slot has 16 bits for the rank.
 MAX_RANKS = 1 << 16
 
 
-class _Index(ctypes.Structure):
+class _Record(ctypes.Structure):
     """SokServed of kernels/cpu_served.cpp."""
 
     _fields_ = [
@@ -33,14 +33,14 @@ class _Index(ctypes.Structure):
 
 @functools.cache
 def _library() -> Any:
-    """Returns the library of kernels, whose functions let go of Python's lock."""
+    """Returns the library of kernels. Its functions release the GIL."""
     library = ctypes.CDLL(str(find_library()))
     number, word, pointer = ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
-    part = [pointer, number, number, word, number]
+    keys = [pointer, number, number, word, number]
     for name, arguments in {
-        "begin": [pointer, *part, number, word, pointer],
-        "continue": [pointer, *part, word],
-        "note": [pointer, pointer, *part, word, pointer],
+        "begin": [pointer, *keys, number, word, pointer],
+        "continue": [pointer, *keys, word],
+        "note": [pointer, pointer, *keys, word, pointer],
         "merge": [pointer, pointer, number],
         "read": [pointer, pointer, pointer, number, pointer, number, pointer, pointer, pointer],
     }.items():
@@ -50,145 +50,141 @@ def _library() -> Any:
     return library
 
 
-class KeysOfFile:
-    """Keys of a file, and where their rows are.
+class FileKeys:
+    """Keys of a file with the addresses of their rows, as arguments of the library.
 
     Args:
-      keys: (n,) of the key type, which have to live until a call that takes this is over.
-      rows: (k, dim) of the first k keys; None: these were removed. The index has the address only:
-        who looks up has to keep the rows.
-      rank: which of the newest files of a table they are of, or continued by.
+      keys: (n,) of the key type, kept alive by this object.
+      rows: (k, dim) of the first k keys; None: these keys were removed. The caller keeps the rows
+        alive as long as the index.
+      rank: that wrote the file.
     """
 
     def __init__(self, keys: np.ndarray, rows: np.ndarray | None, rank: int) -> None:
         self._keys, self.rank, self.num_keys = keys, rank, keys.size
         self.num_rows = 0 if rows is None else len(rows)
-        # Of no rows there may be no address.
+        # An array without rows may have no address, and 0 would say that the keys were removed.
         first = 0 if rows is None else address_of(rows) or _SLOT_BYTES
         row_bytes = 0 if rows is None else rows.shape[1] * rows.itemsize
         self.words = (address_of(keys), keys.itemsize, self.num_keys, first, row_bytes)
 
 
 class ServedIndex:
-    """An index of keys. Any number of threads may read it, while one writes what nobody asks for.
+    """An index with room for `num_keys` keys.
 
-    Args:
-      num_keys: that it has room for.
+    Any number of threads may read it while one writes keys that nobody looks up.
 
     Attributes:
-      num_used: slots that are not open; of a small index at most.
-      num_new: of a small index, how many of its keys the large one may lack.
+      num_used: slots in use; of a delta an upper bound.
+      num_new: of a delta, an upper bound of the keys that its base lacks.
     """
 
     def __init__(self, num_keys: int) -> None:
         self._num_slots = max(8, num_keys + num_keys // 2)
         self._slots = get_backend("cpu").zeros_chunk((self._num_slots + 1) * _SLOT_BYTES)
-        self._index = _Index(address_of(self._slots), self._num_slots, new_seed())
-        self._at = ctypes.addressof(self._index)
+        self._record = _Record(address_of(self._slots), self._num_slots, new_seed())
+        self._at = ctypes.addressof(self._record)
         self._read = _library().sok_served_read
         self.num_used = self.num_new = 0
 
     @property
-    def has_room_for(self) -> int:
-        """How many more keys it takes. Four of five slots are in use then."""
+    def num_free(self) -> int:
+        """How many more keys fit, at a load factor of 0.8."""
         return self._num_slots * 4 // 5 - self.num_used
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that it takes."""
-        return self._slots.nbytes
-
-    def begin(self, some: KeysOfFile) -> tuple[int, int, int]:
-        """Adds the keys of the newest file of a rank. Of a key that is there the first row counts.
+    def add_newest(self, keys: FileKeys) -> tuple[int, int, int]:
+        """Adds all keys of a rank, from its newest file. For a key that is there, the first counts.
 
         Returns:
-          (keys that another rank had before, keys that were there twice, keys without a row yet).
+          (keys of other ranks too, keys that were there twice, keys without a row yet).
         """
-        again = (ctypes.c_int64 * 3)()
-        _library().sok_served_begin(self._at, *some.words, some.num_rows, some.rank, again)
-        self.num_used += some.num_keys - again[0] - again[1]
-        return again[0], again[1], again[2]
+        counts = (ctypes.c_int64 * 3)()
+        _library().sok_served_begin(self._at, *keys.words, keys.num_rows, keys.rank, counts)
+        self.num_used += keys.num_keys - counts[0] - counts[1]
+        return counts[0], counts[1], counts[2]
 
-    def go_on(self, some: KeysOfFile) -> int:
-        """Gives keys of a rank that have no row yet that of an older file; returns how many."""
-        return int(_library().sok_served_continue(self._at, *some.words, some.rank))
+    def add_older_rows(self, keys: FileKeys) -> int:
+        """Sets the rows of a rank's keys that have none yet, from an older file.
 
-    def noted(
-        self, parts: Sequence[KeysOfFile], before: "ServedIndex | None"
+        Returns:
+          How many rows were set.
+        """
+        return int(_library().sok_served_continue(self._at, *keys.words, keys.rank))
+
+    def make_delta(
+        self, parts: Sequence[FileKeys], before: "ServedIndex | None"
     ) -> "tuple[ServedIndex, list[tuple[int, int]]]":
-        """Returns a small index of what has changed, and leaves this one as it is.
+        """Returns a delta index of increments to this index, which stays as it is.
 
         Args:
-          parts: of new increments, the oldest first.
-          before: the small index of earlier ones that is beside this one, if any.
+          parts: of the increments, oldest first.
+          before: the delta index of earlier increments, if any.
 
         Returns:
-          (the small index, of each part how many keys had a row before, of its rank and of others).
+          (the delta; for each part how many keys had a row: of its rank, of other ranks).
         """
         earlier = 0 if before is None else before.num_used
-        made = ServedIndex(earlier + sum(part.num_keys for part in parts))
+        delta = ServedIndex(earlier + sum(part.num_keys for part in parts))
         if before is not None:
-            made.merge(before, keep_gone=True)
-            made.num_new = before.num_new
-        counts = []
+            delta.merge(before, keep_gone=True)
+            delta.num_new = before.num_new
+        known = []
         for part in parts:
-            found = (ctypes.c_int64 * 2)()
-            _library().sok_served_note(made._at, self._at, *part.words, part.rank, found)
-            made.num_used += part.num_keys
+            counts = (ctypes.c_int64 * 2)()
+            _library().sok_served_note(delta._at, self._at, *part.words, part.rank, counts)
+            delta.num_used += part.num_keys
             if part.num_rows:
-                made.num_new += part.num_keys - found[0] - found[1]
-            counts.append((found[0], found[1]))
-        return made, counts
+                delta.num_new += part.num_keys - counts[0] - counts[1]
+            known.append((counts[0], counts[1]))
+        return delta, known
 
-    def merge(self, small: "ServedIndex", keep_gone: bool = False) -> None:
-        """Writes what a small index has into this one, which has room for it.
+    def merge(self, delta: "ServedIndex", keep_gone: bool = False) -> None:
+        """Writes a delta into this index, which has room for it.
 
         Args:
-          keep_gone: whether it notes keys without a row that it does not know.
+          keep_gone: whether to add removed keys that this index does not have.
         """
-        self.num_used += _library().sok_served_merge(self._at, small._at, keep_gone)
+        self.num_used += _library().sok_served_merge(self._at, delta._at, keep_gone)
 
-    def grown(self, small: "ServedIndex") -> "ServedIndex":
-        """Returns a larger index of what this one and a small one have, and leaves both."""
-        made = ServedIndex(self.num_used + small.num_new)
+    def grown(self, delta: "ServedIndex") -> "ServedIndex":
+        """Returns a larger index with the content of this one and a delta; both stay."""
+        made = ServedIndex(self.num_used + delta.num_new)
         made.merge(self)
-        made.merge(small)
+        made.merge(delta)
         return made
 
-    def places(self, keys: np.ndarray, small: "ServedIndex | None") -> np.ndarray:
-        """Returns the address of the row of each key, (n,) uint64; 0: it has none.
+    def find_rows(self, keys: np.ndarray, delta: "ServedIndex | None") -> np.ndarray:
+        """Returns the address of each row, (n,) uint64; 0 for a missing key.
 
         Args:
           keys: (n,) int64.
-          small: what is beside this index, if anything.
         """
-        places = np.empty(keys.size, np.uint64)
-        more = None if small is None else small._at
+        rows = np.empty(keys.size, np.uint64)
+        more = None if delta is None else delta._at
         self._read(
-            *(self._at, more, address_of(keys), keys.size, None, 0, None, address_of(places), None)
+            *(self._at, more, address_of(keys), keys.size, None, 0, None, address_of(rows), None)
         )
-        return places
+        return rows
 
     def read(
         self,
         keys: np.ndarray,
-        small: "ServedIndex | None",
+        delta: "ServedIndex | None",
         missing: np.ndarray,
         rows: np.ndarray,
         found: np.ndarray | None,
     ) -> None:
-        """Reads rows, by one call that lets go of Python's lock.
+        """Reads rows, by one call that releases the GIL.
 
         Args:
           keys: (n,) int64.
-          small: what is beside this index, if anything.
-          missing: (dim,) the row of a key that has none.
-          rows: (n, dim) to write into.
-          found: (n,) bool to write into: which keys have a row; None: nobody asks.
+          missing: (dim,) the row of a missing key.
+          rows: (n, dim) output.
+          found: (n,) bool output: which keys exist; None: not wanted.
         """
         self._read(
             self._at,
-            None if small is None else small._at,
+            None if delta is None else delta._at,
             address_of(keys),
             keys.size,
             address_of(missing),

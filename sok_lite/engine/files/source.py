@@ -1,8 +1,7 @@
-"""Tables as streams of columns, for tools that have no tables, TensorFlow or GPU.
+"""Stored tables as streams of columns, for tools, without TensorFlow or a GPU.
 
-A `Source` is a table that can be read: of a checkpoint of this package (`checkpoint_sources`), of a
-file of another system, or several as one. `rewriting.write_checkpoint` writes a checkpoint from
-sources.
+A `Source` reads a table of a checkpoint (`checkpoint_sources`), of another system's file, or
+several as one (`JoinedSource`). `rewriting.write_checkpoint` writes sources to a checkpoint.
 """
 
 import os
@@ -22,23 +21,27 @@ from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.files.text_file import find_texts, read_texts
 from sok_lite.engine.table.content import PENDING, join_facts, join_states, without_slots
 
-# What goes with the keys that were seen and have no row, by column.
+# Columns of the pending keys, which were seen but have no row yet.
 PENDING_COLUMNS = tuple(PENDING)
-_NUMBERS = {"stamps": "uint32", "scores": "uint64", "sightings": "uint32"}
-_NUMBERS["sighting_stamps"] = "uint32"
+_NUMBERS = {
+    "stamps": "uint32",
+    "scores": "uint64",
+    "sightings": "uint32",
+    "sighting_stamps": "uint32",
+}
 
 _NewestRows = Callable[[SavedFile], list[tuple[np.ndarray, np.ndarray]]]
-# What columns have of keys: entries by column, by key.
+# By key, then by column.
 Entries = dict[int, dict[str, np.ndarray]]
 
 
 class Column(NamedTuple):
-    """A column of a source: the type of the arrays that `Source.read` yields for its name.
+    """A column of a source, and the type of the arrays that `Source.read` yields for it.
 
     Attributes:
-      name: one of docs/checkpoint_format.md, such as "keys", "values" or "states.0.m".
-      dtype: of the arrays; rows of bfloat16 are uint16 arrays of its bits.
-      dim: elements of a row; None: a number for each key, arrays of shape (k,).
+      name: as in docs/checkpoint_format.md, such as "keys", "values" or "states.0.m".
+      dtype: of the arrays; bfloat16 rows are uint16 bits.
+      dim: the arrays are (k, dim); None: (k,).
     """
 
     name: str
@@ -47,20 +50,18 @@ class Column(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         return (1 if self.dim is None else self.dim) * self.dtype.itemsize
 
 
 class About(NamedTuple):
-    """Facts of a table beside its columns.
+    """Metadata of a table.
 
     Attributes:
-      var_type: kind of the table.
-      owner: name of the rule for the owner ranks of keys.
+      owner: name of the rule that assigns keys to ranks.
       options: other arguments of the table, for people.
-      facts: num_lookups and other facts of `manifest.Shard`, of all ranks together, without
-        those that belong to slots.
-      num_pending: keys that were seen and have no row; `read` then knows `PENDING_COLUMNS` too.
+      facts: num_lookups and other facts of `manifest.Shard`, of all ranks together, without those
+        of slots.
+      num_pending: keys that were seen but have no row. Unless 0, `read` takes `PENDING_COLUMNS`.
     """
 
     var_type: str = "hbm"
@@ -71,15 +72,13 @@ class About(NamedTuple):
 
 
 class Source(Protocol):
-    """A table that can be read column by column. Subclasses may keep these defaults.
+    """A table that can be read column by column.
 
     Attributes:
-      name, dim, dtype, key_type: of the table, such as "float32" or "bfloat16", and "int64",
-        "int32" or "uint64".
-      num_keys: number of keys.
+      dtype: such as "float32" or "bfloat16".
+      key_type: "int64", "int32" or "uint64".
       states: optimizer states; the `tensor` of each is its column.
-      columns: further columns with an entry for each key: of "stamps" and "scores" those it has.
-      about: further facts.
+      columns: which of "stamps" and "scores" it has.
     """
 
     name: str
@@ -92,11 +91,11 @@ class Source(Protocol):
     about: About = About()
 
     def read(self, column: str) -> Iterator[np.ndarray]:
-        """Yields a column in pieces, of the same lengths for every column. It may be called again.
+        """Yields a column in pieces. May be called repeatedly.
 
         Args:
-          column: "keys", "values", one of `columns`, the tensor of a state, or one of
-            `PENDING_COLUMNS`, whose pieces have lengths of their own.
+          column: "keys", "values", one of `columns`, or the tensor of a state, which all come in
+            pieces of the same lengths; or one of `PENDING_COLUMNS`.
 
         Raises:
           OSError: a file cannot be read. ValueError: it is corrupt.
@@ -104,14 +103,13 @@ class Source(Protocol):
         ...
 
     def find(self, keys: Collection[int], columns: Sequence[str]) -> Entries:
-        """Returns what columns have of some keys; keys that are missing are left out.
+        """Returns the entries of some keys, without missing keys.
 
-        Keys are read until all are found, and of the columns what has them. Of a key that is there
-        twice the first counts, as for a load.
+        Reads keys until all are found. Of a repeated key the first counts, as in a load.
 
         Args:
-          keys: distinct numbers of the key type.
-          columns: as `read` takes them.
+          keys: distinct, of the key type.
+          columns: as of `read`.
 
         Raises:
           OSError: a file cannot be read. ValueError: it is corrupt.
@@ -125,25 +123,17 @@ class Source(Protocol):
         return found
 
     def texts(self) -> dict[int, bytes]:
-        """Returns the texts of keys by key, all in memory; {}: it has none.
-
-        Raises:
-          OSError: a file cannot be read. ValueError: it is corrupt.
-        """
+        """Returns all texts by key. OSError: a file cannot be read. ValueError: it is corrupt."""
         return {}
 
     def texts_of(self, keys: Collection[int]) -> dict[int, bytes]:
-        """Returns the texts of some keys, as `texts` does; unknown ones are left out."""
+        """Returns the texts of some keys, as `texts` does, without unknown ones."""
         texts = self.texts()
         return {key: texts[key] for key in keys if key in texts}
 
 
 def column_of(source: Source, name: str) -> Column:
-    """Returns the column of a name, with the type of the arrays that `source.read(name)` yields.
-
-    Raises:
-      ValueError: it has no such column.
-    """
+    """Returns the column of a name. ValueError: there is none."""
     if name in ("keys", "sighted_keys"):
         return Column(name, key_dtype(source.key_type).dtype, None)
     if name == "values":
@@ -157,23 +147,23 @@ def column_of(source: Source, name: str) -> Column:
 
 
 def columns_of(source: Source) -> list[Column]:
-    """Returns all columns that have an entry for each key, the keys first."""
+    """Returns all columns with an entry per key, the keys first."""
     names = ["keys", "values", *source.columns, *(state.tensor for state in source.states)]
     return [column_of(source, name) for name in names]
 
 
 class JoinedSource(Source):
-    """Several sources as one: the keys of the first come first, and so on.
+    """Several sources concatenated.
 
-    It has the states of all; a row of a source without one has its initial value. Stamps and scores
-    are kept where all have them, scores only of one strategy: those of two cannot be compared.
-    Times are those of the source with most lookups, options those of the last one.
+    It has the states of all sources; rows of sources that lack one have its initial value. Stamps
+    and scores are kept if all sources have them, scores only if their strategies agree. Clocks are
+    those of the source with the most lookups, options those of the last source.
 
     Args:
-      sources: of one dim, dtype and key type, at least one. Their keys differ.
+      sources: at least one, of one dim, dtype and key type, with different keys.
 
     Attributes:
-      keys_of_parts: keys of each source.
+      keys_of_parts: number of keys of each source.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -209,15 +199,11 @@ class JoinedSource(Source):
         found: Entries = {}
         for i, source in enumerate(self._sources):
             left = [key for key in keys if key not in found]
-            states = {name: self._states[name] for name in columns if name in self._states}
-            # Of each column its name there; None: a state that this source does not have.
-            names = {c: self._name_in(i, c) for c in columns}
+            names = {column: self._name_in(i, column) for column in columns}
             some = source.find(left, [name for name in names.values() if name is not None])
             for key, entries in some.items():
                 found[key] = {
-                    column: np.full(states[column].dim, states[column].initial, np.float32)
-                    if name is None
-                    else entries[name]
+                    column: self._initial(column, 1)[0] if name is None else entries[name]
                     for column, name in names.items()
                 }
         return found
@@ -226,7 +212,6 @@ class JoinedSource(Source):
         return {key: text for source in self._sources for key, text in source.texts().items()}
 
     def texts_of(self, keys: Collection[int]) -> dict[int, bytes]:
-        # No key is in two files.
         return {key: text for s in self._sources for key, text in s.texts_of(keys).items()}
 
     def _read(self, i: int, source: Source, column: str) -> Iterator[np.ndarray]:
@@ -234,12 +219,14 @@ class JoinedSource(Source):
         if name is not None:
             yield from source.read(name)
         else:
-            state = self._states[column]
-            for keys in source.read("keys"):
-                yield np.full((keys.size, state.dim), state.initial, np.float32)
+            yield from (self._initial(column, keys.size) for keys in source.read("keys"))
+
+    def _initial(self, column: str, num_rows: int) -> np.ndarray:
+        state = self._states[column]
+        return np.full((num_rows, state.dim), state.initial, np.float32)
 
     def _name_in(self, i: int, column: str) -> str | None:
-        """Returns the name of a column in a source; None: it is a state that is not there."""
+        """Returns the name of a column in the i-th source; None for a state that it lacks."""
         state = self._states.get(column)
         if state is None:
             return column
@@ -248,16 +235,13 @@ class JoinedSource(Source):
 
 
 class _ShardSource(Source):
-    """The part of a table that one rank wrote.
+    """A rank's part of a table.
 
-    Where it is made of increments, its keys come in the order of the files that have their rows,
-    the newest first, and are in memory while it is read.
+    If it consists of increments, keys come in the order of the files that have their rows, newest
+    first, and are all in memory while it is read.
 
     Args:
-      facts: the manifest's entry of the table.
-      shard: the file of the rank.
-      folder: of the checkpoint.
-      newest_rows: `SavedFile.newest_rows`, or what keeps some results of it.
+      newest_rows: `SavedFile.newest_rows`, perhaps cached.
 
     Raises:
       OSError: a file cannot be read. ValueError: it is corrupt.
@@ -319,21 +303,21 @@ class _ShardSource(Source):
                 yield from self._initial(name, cuts)
 
     def _initial(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
-        """Yields rows of a state, in spans of a file that was written before there was one."""
+        """Yields the rows of a state in a file that was written before the state existed."""
         (state,) = (state for state in self.states if state.tensor == name)
         for first, end in spans:
             yield np.full((end - first, state.dim), state.initial, np.float32)
 
 
 def checkpoint_sources(folder: str | os.PathLike[str]) -> list[Source]:
-    """Returns the tables of a checkpoint. The keys of the first rank come first, and so on.
+    """Returns the tables of a checkpoint, with the keys of rank 0 first.
 
     Raises:
-      OSError: there is none, or a file of it cannot be read. ValueError: a file is corrupt. Reading
-        a source may raise the same.
+      OSError: there is none, or a file cannot be read. ValueError: a file is corrupt. Reading a
+        source may raise the same.
     """
     found, path = manifest.read(folder), os.path.abspath(folder)
-    # Where the rows are is known of one file at a time: 16 bytes a key.
+    # Cached for one file only: 16 bytes a key.
     newest_rows = lru_cache(maxsize=1)(SavedFile.newest_rows)
     return [
         JoinedSource([_ShardSource(facts, shard, path, newest_rows) for shard in facts.shards])

@@ -1,14 +1,13 @@
 """Checkpoints at addresses such as s3://bucket/ck: in object stores, and on other machines.
 
-At an address is what a folder has, under the same names. A dump writes into a folder of this
-machine first, its staging folder, with all that makes it whole there. Then the files go up, several
-at a time, and last the manifest, in one step: it marks what there is. So a reader that takes what a
-manifest names finds the checkpoint of before or the new one, whenever an upload ends. A reader
-brings a marked checkpoint to a folder of this machine, only what that does not have yet, and reads
-it there.
+An address has the same files as a folder. A dump first writes a complete checkpoint into a local
+staging folder. Then it uploads the files, several at a time, and last the manifest, atomically:
+the manifest is the marker. So a reader that takes the files of a manifest finds the old checkpoint
+or the new one, whenever an upload breaks off. A reader downloads the files that it needs and does
+not have yet to a local folder, and reads them there.
 
-fsspec knows the file systems. A call that fails is made again, with longer and longer pauses for
-half a minute, but where another try cannot help.
+fsspec provides the file systems. Failed calls are retried with increasing pauses for half a minute,
+except where a retry cannot help.
 """
 
 import errno
@@ -38,15 +37,15 @@ T = TypeVar("T")
 
 _log = logging.getLogger("sok_lite")
 
-# Seconds before each further try, and those after which none begins: calls take long, too.
+# Seconds before each retry, and after which none begins: calls themselves take time, too.
 PAUSES: Sequence[float] = (1, 2, 4, 8, 14)
 _SECONDS_OF_TRIES = 30.0
-# Files that go at a time, where a file system takes calls of several threads; and of each pieces.
-_AT_A_TIME, _PIECES = 4, 2
-# Where an object appears under its name when all of it is there, and folders are not made. Anywhere
-# else what marks others is renamed to its place.
+# Files at a time, where a file system is thread-safe, and parts of each file at a time.
+_NUM_THREADS, _NUM_PARTS = 4, 2
+# Object stores: uploads are atomic, and there are no folders to make. Elsewhere a marker file is
+# uploaded under a temporary name and renamed.
 _FLAT = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"))
-# What installs a file system that fsspec does not bring along.
+# Packages of file systems that fsspec does not include.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
@@ -57,42 +56,38 @@ _PACKAGES = {
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.+)", re.DOTALL)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, MemoryError)
-# Of packages that need not be here: nothing says who one is, or it is not believed.
-_NOT_LET_IN = {"NoCredentialsError", "PartialCredentialsError", "AuthenticationException"}
+# Errors of missing or rejected credentials, by name: their packages may not be installed.
+_AUTH_ERRORS = {"NoCredentialsError", "PartialCredentialsError", "AuthenticationException"}
 _PART = ".part"
-# Whoever reads a copy has a shared lock of this file; what is too old goes under the other one.
+# Readers of a copy hold a shared lock of this file; removing old copies needs an exclusive one.
 _READERS = "readers"
 _LONGEST_NAME = 200
 
 
 def is_in_store(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is an address of a file system that is not this machine's."""
+    """Returns whether a path is an address such as s3://bucket/folder; file:// is not."""
     match = _ADDRESS.fullmatch(plain_path(path))
     return match is not None and match[1].lower() != "file"
 
 
 def joined(path: str, name: str) -> str:
-    """Returns the path of a name in a folder of this machine or of a store."""
+    """Returns the path or address of `name` in a folder or a store."""
     return f"{path.rstrip('/')}/{name}" if is_in_store(path) else os.path.join(path, name)
 
 
 def without_password(address: str) -> str:
-    """Returns an address to be shown: of user:password@host the password is nobody else's."""
+    """Returns an address to show to people, without the password of user:password@host."""
     return re.sub(r"://([^/@:]*):[^/@]*@", r"://\1@", address)
 
 
 def stores_folder() -> str:
-    """Returns the folder that has what this machine keeps of stores."""
+    """Returns the local folder of staging folders and downloaded copies."""
     root = os.environ.get("SOK_LITE_STORES")
     return os.path.abspath(os.path.expanduser(root) if root else cache_folder() / "stores")
 
 
 def make_folder(path: str) -> None:
-    """Makes a folder in `stores_folder()`, if it is missing.
-
-    Raises:
-      OSError: it cannot be made.
-    """
+    """Makes a folder in `stores_folder()` if it is missing; its OSError says what to do."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -104,26 +99,25 @@ def make_folder(path: str) -> None:
 
 
 class _Newest(NamedTuple):
-    """A checkpoint in a store: its path there, the text of its manifest and when that was put, in
-    seconds since 1970; None: the store does not say."""
+    """The newest checkpoint in a store: its path and the text of its manifest."""
 
     path: str
     text: bytes
-    published: float | None
+    published: float | None  # seconds since 1970; None if the store does not tell
 
 
 class Store:
-    """What is at an address. Threads may share it.
+    """The files at an address. Threads may share it. Methods raise OSError if it is unreachable.
 
     Args:
-      address: of a checkpoint, of the folder of a `sok_lite.keras.Checkpoint`, or of versions.
+      address: of a checkpoint, of the saves of a `sok_lite.keras.Checkpoint`, or of versions.
       name: of the argument, for errors.
-      level: at which a failure is logged after which another try comes.
+      level: logging level of failures that are retried.
 
     Attributes:
-      given: the address, without a slash at its end. It may have a password in it.
-      address: without that, to be shown.
-      ends: while it is set a call that fails is not made again.
+      given: the address, without a slash at its end. It may contain a password.
+      address: the same without the password, to show to people.
+      ends: while it is set, failed calls are not retried.
 
     Raises:
       ValueError: there is no package for it, or no such address.
@@ -145,7 +139,7 @@ class Store:
                 f"`{name}` must be an address such as s3://bucket/folder, without '.' and '..'. "
                 f"Received: {self.address!r}."
             )
-        if set("*?[") & set(self.given):  # with fsspec they stand for other names
+        if set("*?[") & set(self.given):  # fsspec expands them as patterns
             raise ValueError(
                 f"`{name}` must be an address without '*', '?' and '['. Received: "
                 f"{self.address!r}. Give a folder of another name; versions of objects and signed "
@@ -154,8 +148,7 @@ class Store:
         self._class = self._checked_class(name)
         from fsspec.core import strip_protocol
 
-        # As the file system knows it.
-        self._at = str(strip_protocol(self.given)).rstrip("/")
+        self._root = str(strip_protocol(self.given)).rstrip("/")
         self._opened: tuple[int, Any] | None = None
         self._has_failed = False
         self._opening = threading.Lock()
@@ -185,35 +178,31 @@ class Store:
     # ---------------------------------------------------------------- folders of this machine
 
     def staging(self, rank: int, size: int) -> str:
-        """Returns the folder in which a rank of several writes what goes up.
+        """Returns the local folder in which a rank writes files to upload.
 
-        That of one address is never in that of another, and addresses in one folder have theirs
-        beside each other.
+        Folders of different addresses are never nested. Those of addresses in one folder are
+        siblings.
         """
         *above, last = [part for part in self._parts if part]
-        # "%" alone is none that is quoted.
+        # No quoted name is "%" alone.
         parent = _file_name("/".join(above)) if above else "%"
         ranks = os.path.join(stores_folder(), "staging", f"{rank}-of-{size}")
         return os.path.join(ranks, self._scheme, parent, _file_name(last))
 
     def _copies(self) -> str:
-        """Returns the folder of what was brought here, which all processes share."""
+        """Returns the local folder of downloads, which all processes share."""
         return os.path.join(stores_folder(), "copies", _file_name(self.address))
 
     def address_of_copy(self, folder: str) -> str:
-        """Returns the address of what `reading` has brought to a folder."""
+        """Returns the address of a checkpoint that `download` put into a folder."""
         name = os.path.basename(folder)
         return self.address if name == self._parts[-1] else f"{self.address}/{name}"
 
     # ---------------------------------------------------------------- writing
 
     def check_is_ours(self) -> None:
-        """Raises FileExistsError where a file of another program has the path of the manifest.
-
-        Raises:
-          OSError: the store cannot be reached.
-        """
-        text = self._text_of(self._path())
+        """Raises FileExistsError if another program's file has the path of the manifest."""
+        text = self._manifest_of(self._path())
         if text is not None and manifest.FORMAT.encode() not in text:
             raise FileExistsError(
                 f"{self.address}/{manifest.NAME} is no manifest of a checkpoint, and a dump would "
@@ -221,46 +210,38 @@ class Store:
             )
 
     def upload(self, folder: str, inside: Iterable[str], last: str = manifest.NAME) -> None:
-        """Brings files of a folder to the store, those that it does not have yet.
+        """Uploads files of a folder, without locks, temporary files and the marker `last`.
 
-        Files of dumps have names of their own, so one of the same size is the same. All others go
-        each time.
+        Data files of dumps are skipped if the store has one of that name, which is unique, and
+        size.
 
         Args:
-          folder: of this machine. The files that are in it at once go.
-          inside: which folders in it go too, with what is below them.
-          last: what marks them; it does not go, and neither do locks and what is half written.
+          folder: local; the files directly in it are uploaded.
+          inside: names of its subfolders to upload recursively.
+          last: the marker file.
 
         Raises:
-          OSError: a file cannot be read, or not be written there.
+          OSError: a file cannot be read or uploaded.
         """
         there = self._sizes(self._path())
-        going: list[str] = []
+        names: list[str] = []
         for name in _files_in(folder, inside):
             if name == last or manifest.is_private(name):
                 continue
             size = os.path.getsize(os.path.join(folder, name))
             is_data = manifest.DATA_FOLDER.fullmatch(name.split("/")[0])
             if not is_data or there.get(name) != size:
-                going.append(name)
-        # First what says whose the folder is: so what a killed process has left is known.
-        for some in ([n for n in going if "/" not in n], [n for n in going if "/" in n]):
-            self._each(some, lambda name: self._put(os.path.join(folder, name), name))
+                names.append(name)
+        # Files at the top tell who owns the folder, also if this process is killed half way.
+        for some in ([n for n in names if "/" not in n], [n for n in names if "/" in n]):
+            self._for_each(some, lambda name: self.put(folder, name))
 
     def put(self, folder: str, name: str) -> None:
-        """Brings one file of a folder to the store.
-
-        Raises:
-          OSError: it cannot be read or written.
-        """
+        """Uploads one file of a local folder."""
         self._put(os.path.join(folder, name), name)
 
     def check_has(self, found: Manifest) -> None:
-        """Raises OSError where a file is missing or of another size than its manifest says.
-
-        Raises:
-          OSError: so it is, or the store cannot be reached.
-        """
+        """Raises OSError if a file is missing, or has another size than its manifest says."""
         there = self._sizes(self._path())
         for file, size in found.sizes.items():
             if there.get(file) != size:
@@ -273,21 +254,17 @@ class Store:
                 )
 
     def mark(self, folder: str, last: str = manifest.NAME) -> None:
-        """Brings what marks the files of a folder, in one step.
-
-        Raises:
-          OSError: it cannot be read or written. What was marked before still is.
-        """
+        """Uploads the marker file of a folder atomically. On an OSError the old one stays."""
         source = os.path.join(folder, last)
         if self._scheme in _FLAT:
             self._put(source, last)
             return
         self._put(source, f"{last}.tmp")
         path = self._path(last)
-        self._tried("write", path, lambda system: system.mv(f"{path}.tmp", path))
+        self._retry("write", path, lambda system: system.mv(f"{path}.tmp", path))
 
     def sweep(self, found: Manifest) -> None:
-        """Removes files of dumps that the manifest there does not name; what cannot be stays."""
+        """Removes data files that a manifest does not name; logs those that it cannot remove."""
         used = {file.split("/")[0] for file in found.files}
         try:
             for name in filter(manifest.DATA_FOLDER.fullmatch, self.names()):
@@ -297,12 +274,11 @@ class Store:
             _log.warning("%s", error)
 
     def remove(self, name: str, first: str = "", last: str = "") -> None:
-        """Removes a folder with what is in it.
+        """Removes a folder at the address, recursively.
 
         Args:
-          name: of it, at the address.
-          first: what marks the files in it, and goes before them.
-          last: what says whose it is, and goes after them.
+          first: its marker file, removed before all else.
+          last: the file that tells who owns it, removed after all else.
 
         Raises:
           OSError: it cannot be removed, or not all of it.
@@ -315,99 +291,80 @@ class Store:
                 system.rm(f"{path}/{each}", recursive=True)
 
         for each in inside:
-            self._tried("remove", f"{path}/{each}", partial(remove, each=each))
-        with suppress(FileNotFoundError):  # where folders are none, it has gone with what it had
-            self._tried("remove", path, lambda system: system.rm(path, recursive=True))
+            self._retry("remove", f"{path}/{each}", partial(remove, each=each))
+        with suppress(FileNotFoundError):  # in a flat store it has gone with its files
+            self._retry("remove", path, lambda system: system.rm(path, recursive=True))
 
     def move(self, name: str, to: str, first: str) -> None:
-        """Gives a folder another name: where folders have none, by copies.
+        """Renames a folder at the address, replacing `to`; in flat stores by copies.
 
         Args:
-          name, to: at the address. What has the other name goes.
-          first: what marks its files: they are marked under one name or the other.
+          first: its marker file, which is always there under one of the names.
 
         Raises:
-          OSError: it cannot be done, or not all of it.
+          OSError: it cannot be renamed, or not all of it.
         """
         path, new = self._path(name), self._path(to)
         self.remove(to, first=first)
         if self._scheme not in _FLAT:
-            self._tried("rename", path, lambda system: system.mv(path, new))
+            self._retry("rename", path, lambda system: system.mv(path, new))
             return
 
         def copy(system: Any) -> None:
-            with suppress(FileNotFoundError):  # what there is of another try: it would go into that
+            with suppress(FileNotFoundError):  # of an earlier try: the copy would go inside it
                 system.rm(new, recursive=True)
             system.copy(path, new, recursive=True)
 
-        self._tried("copy", path, copy)
+        self._retry("copy", path, copy)
         self.remove(name, first=first)
 
     # ---------------------------------------------------------------- reading
 
     def names(self) -> list[str]:
-        """Returns the names of files and folders at the address; [] where there is nothing.
-
-        Raises:
-          OSError: the store cannot be reached.
-        """
+        """Returns the names of files and folders at the address; [] if there is nothing."""
         return self._names(self._path())
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file.
-
-        Raises:
-          OSError: the store cannot be reached.
-        """
-        # Not by `exists`, which takes a store that cannot be reached for one without the file.
+        """Returns whether a file exists."""
+        # Not by `exists`, which returns False for an unreachable store.
         folder, _, last = name.rpartition("/")
         return last in self._names(self._path(folder))
 
     def saves(self) -> dict[str, bool]:
-        """Returns whether the saves of a `sok_lite.keras.Checkpoint` are marked, by name, the
-        newest last.
-
-        Raises:
-          OSError: the store cannot be reached.
-        """
+        """Returns which saves of a `keras.Checkpoint` are marked, by name, oldest first."""
         saves = filter(manifest.SAVE.fullmatch, self.names())
         names = sorted(saves, key=lambda name: int(name.partition("-")[2]))
         return {name: self.has(f"{name}/{manifest.NAME}") for name in names}
 
-    def brought(
-        self,
-        wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
-        more: Callable[[Manifest], str] | None = None,
-    ) -> str:
-        """Brings the checkpoint at the address here, and returns its folder.
+    def download_newest(self) -> str:
+        """Downloads all files as `download` does, and returns their local folder.
 
-        Its files may go as soon as another call, of any process, brings a newer one. Arguments and
-        errors are those of `reading`.
+        They may be removed when any process downloads a newer checkpoint.
         """
-        with self.reading(wanted, more) as (folder, _):
+        with self.download() as (folder, _):
             return folder
 
     @contextmanager
-    def reading(
+    def download(
         self,
         wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
         more: Callable[[Manifest], str] | None = None,
     ) -> Iterator[tuple[str, Manifest]]:
-        """Brings the checkpoint at the address here, of a `sok_lite.keras.Checkpoint` the newest.
+        """Downloads the checkpoint at the address, or the newest save of a `keras.Checkpoint`.
 
-        Processes of this machine do so one after another, and the next one finds what the last has
-        brought. Files of a checkpoint that is not there any more go, where nobody reads.
+        Processes of this machine do so one after another, and share the files. Copies of other
+        checkpoints are removed unless somebody reads.
 
         Args:
-          wanted: returns which of its files are to be here; others need not be.
-          more: returns the name of a folder beside them that is to be here too.
+          wanted: returns the files to download, from the manifest.
+          more: returns the name of a further folder to download.
 
         Yields:
-          A folder with these files, which nobody may write to, and its manifest: they stay until
-          the `with` block ends.
+          (a local folder with these files, its manifest). It is read-only, and stays until the
+          `with` block ends.
 
         Raises:
-          FileNotFoundError: there is no marked checkpoint. OSError: it cannot be brought here.
+          FileNotFoundError: there is no marked checkpoint. OSError: it cannot be downloaded.
         """
         copies = self._copies()
         make_folder(copies)
@@ -420,20 +377,19 @@ class Store:
                 folder = os.path.join(copies, newest.path.rstrip("/").rpartition("/")[2])
                 its = None if more is None else more(found)
                 try:
-                    is_new = self._bring(newest, found, folder, wanted(found), its)
+                    is_new = self._download_missing(newest, found, folder, wanted(found), its)
+                    break
                 except FileNotFoundError:
                     if newest.text == gone:
                         raise
-                    gone = newest.text  # another one may have taken its place in between
-                else:
-                    break
+                    gone = newest.text  # a newer one may have replaced it in between
             readers = os.open(os.path.join(copies, _READERS), os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 if try_flock(readers, fcntl.LOCK_EX):
                     _remove_folders(copies, {os.path.basename(folder)})
                     if is_new:
-                        of_it = {file.split("/")[0] for file in found.files}
-                        _remove_folders(folder, of_it if its is None else of_it | {its})
+                        kept = {file.split("/")[0] for file in found.files}
+                        _remove_folders(folder, kept if its is None else kept | {its})
                 try_flock(readers, fcntl.LOCK_SH)
             except BaseException:
                 os.close(readers)
@@ -441,33 +397,36 @@ class Store:
         try:
             yield folder, found
         finally:
-            try_flock(readers, fcntl.LOCK_UN)  # also where a forked process has the file too
+            try_flock(readers, fcntl.LOCK_UN)  # closing is not enough if a fork has the file too
             os.close(readers)
 
-    def _bring(
+    def _download_missing(
         self, newest: _Newest, found: Manifest, folder: str, wanted: Iterable[str], more: str | None
     ) -> bool:
-        """Brings files of a checkpoint to a folder; returns whether another one was there."""
+        """Downloads missing files to a folder; returns whether it had another checkpoint."""
         os.makedirs(folder, exist_ok=True)
-        is_same = _text_in(folder) == newest.text
-        written = found.sizes
-        lacking = [file for file in dict.fromkeys(wanted) if _size(folder, file) != written[file]]
+        try:
+            is_same = manifest.text_of(folder)[0] == newest.text
+        except (OSError, ValueError):
+            is_same = False
+        sizes = found.sizes
+        missing = [file for file in dict.fromkeys(wanted) if _size(folder, file) != sizes[file]]
         if more is not None:
             for name, size in self._sizes(f"{newest.path}/{more}").items():
                 if not is_same or _size(folder, f"{more}/{name}") != size:
-                    lacking.append(f"{more}/{name}")
-        self._each(
-            lacking, lambda file: self._get(f"{newest.path}/{file}", os.path.join(folder, file))
+                    missing.append(f"{more}/{name}")
+        self._for_each(
+            missing, lambda file: self._get(f"{newest.path}/{file}", os.path.join(folder, file))
         )
         if not is_same:
             manifest.publish(folder, newest.text.decode())
-        if newest.published is not None:  # that counts, and not when it came here
+        if newest.published is not None:  # the time of the dump, not of the download
             os.utime(os.path.join(folder, manifest.NAME), (newest.published, newest.published))
         return not is_same
 
     def _newest(self) -> _Newest:
         path = self._path()
-        text = self._text_of(path)
+        text = self._manifest_of(path)
         if text is None:
             marked = [name for name, is_marked in self.saves().items() if is_marked]
             if not marked:
@@ -476,72 +435,59 @@ class Store:
                     "was ever finished. Give the address that was given to `dump`."
                 )
             path = self._path(marked[-1])
-            text = self._text_of(path)
-            if text is None:  # it has gone, since a newer one is there
+            text = self._manifest_of(path)
+            if text is None:  # a newer save has replaced it in between
                 return self._newest()
-        return _Newest(path, text, self._time_of(f"{path}/{manifest.NAME}"))
+        at, published = f"{path}/{manifest.NAME}", None
+        with suppress(NotImplementedError):
+            published = self._retry("read", at, lambda system: system.modified(at).timestamp())
+        return _Newest(path, text, published)
 
-    def _time_of(self, path: str) -> float | None:
-        """Returns when a file was last changed, seconds since 1970; None: it is not said."""
-        try:
-            return float(
-                self._tried("read", path, lambda system: system.modified(path).timestamp())
-            )
-        except NotImplementedError:
-            return None
-
-    def _text_of(self, path: str) -> bytes | None:
-        """Returns the text of a manifest; None: there is none."""
+    def _manifest_of(self, path: str) -> bytes | None:
+        """Returns the text of a folder's manifest; None if it has none."""
         at = f"{path}/{manifest.NAME}"
         try:
-            return bytes(self._tried("read", at, lambda system: system.cat_file(at)))
+            return bytes(self._retry("read", at, lambda system: system.cat_file(at)))
         except FileNotFoundError:
             return None
 
     # ---------------------------------------------------------------- the file system
 
     def _path(self, name: str = "") -> str:
-        """Returns the path, as the file system knows it, of a name at the address."""
-        return f"{self._at}/{name}" if name else self._at
+        """Returns the path in the file system of a name at the address."""
+        return f"{self._root}/{name}" if name else self._root
 
-    def _shown(self, path: str) -> str:
-        """Returns the address of such a path."""
-        return self.address + path.removeprefix(self._at)
+    def _address_of(self, path: str) -> str:
+        return self.address + path.removeprefix(self._root)
 
     def _system(self) -> Any:
         from fsspec.core import url_to_fs
 
         with self._opening:
-            # What a forked process has of its parent cannot be used.
+            # A forked process cannot use its parent's connections.
             if self._opened is None or self._opened[0] != os.getpid():
-                # One that has failed may have lost its connection. Those that make no calls of
-                # several threads are of one store alone.
+                # fsspec's cached instance may have lost its connection, or not be thread-safe.
                 is_own = self._has_failed or not self._class.async_impl
                 system, _ = url_to_fs(self.given, skip_instance_cache=is_own)
-                if hasattr(system, "max_concurrency"):  # of S3; each piece has 50 MiB in memory
-                    system.max_concurrency = _PIECES
+                if hasattr(system, "max_concurrency"):  # S3: each part takes 50 MiB of memory
+                    system.max_concurrency = _NUM_PARTS
                 self._opened = os.getpid(), system
-            self._opened[1].invalidate_cache()  # others write there too
+            self._opened[1].invalidate_cache()  # other processes write there too
             return self._opened[1]
 
-    def _tried(self, verb: str, path: str, call: Callable[[Any], T]) -> T:
-        """Makes a call, again and again where another try may help.
-
-        Args:
-          verb: what it does, for errors.
-          path: to what.
-          call: is given the file system.
-        """
+    def _retry(self, verb: str, path: str, call: Callable[[Any], T]) -> T:
+        """Calls `call(file_system)`, with retries; errors say "Cannot `verb` `path`"."""
         end = time.monotonic() + _SECONDS_OF_TRIES
         for number, pause in enumerate((*PAUSES, math.inf), 1):
             try:
                 return call(self._system())
             except Exception as error:
-                said = f"Cannot {verb} {self._shown(path)}: {type(error).__name__}: {error}"
+                at = self._address_of(path)
+                said = f"Cannot {verb} {at}: {type(error).__name__}: {error}"
                 for kind in _FINAL:
                     if isinstance(error, kind):
                         raise kind(said) from error
-                if _NOT_LET_IN & {kind.__name__ for kind in type(error).__mro__}:
+                if _AUTH_ERRORS & {kind.__name__ for kind in type(error).__mro__}:
                     raise PermissionError(said) from error
                 if getattr(error, "errno", None) in _NO_ROOM:
                     raise
@@ -561,11 +507,11 @@ class Store:
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
-        names = [each.rstrip("/").rpartition("/")[2] for each in self._tried("list", path, listed)]
+        names = [each.rstrip("/").rpartition("/")[2] for each in self._retry("list", path, listed)]
         return sorted({name for name in names if name})
 
     def _sizes(self, path: str) -> dict[str, int]:
-        """Returns the sizes of all files below a path, by what comes after it."""
+        """Returns the sizes of all files below a path, by relative path."""
 
         def listed(system: Any) -> Mapping[str, Mapping[str, Any]]:
             try:
@@ -574,7 +520,7 @@ class Store:
                 return {}
 
         start = path.lstrip("/") + "/"
-        found = self._tried("list", path, listed)
+        found = self._retry("list", path, listed)
         return {
             name.lstrip("/").removeprefix(start): int(about["size"])
             for name, about in found.items()
@@ -588,18 +534,18 @@ class Store:
                 system.makedirs(path.rpartition("/")[0], exist_ok=True)
             system.put_file(source, path)
 
-        self._tried("write", path, put)
+        self._retry("write", path, put)
 
     def _get(self, path: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         part = target + _PART
         what = (
-            f"a copy of {self._shown(path)}, in the folder that SOK_LITE_STORES names or else in "
-            "the cache"
+            f"a copy of {self._address_of(path)}, in the folder that SOK_LITE_STORES names or else "
+            "in the cache"
         )
         try:
             with naming_file(part, what):
-                self._tried("read", path, lambda system: system.get_file(path, part))
+                self._retry("read", path, lambda system: system.get_file(path, part))
                 manifest.sync_path(part)
             os.replace(part, target)
         except BaseException:
@@ -607,21 +553,21 @@ class Store:
                 os.unlink(part)
             raise
 
-    def _each(self, names: Collection[str], call: Callable[[str], None]) -> None:
-        """Calls a function with each of some names, in several threads where that is safe.
+    def _for_each(self, names: Collection[str], call: Callable[[str], None]) -> None:
+        """Calls `call(name)` for each name, in several threads if the file system is thread-safe.
 
-        Not by concurrent.futures, which takes no more work once the interpreter ends: a dump in
-        the background goes on then.
+        Not by concurrent.futures, which takes no work while the interpreter exits: a background
+        dump goes on then.
         """
         if not self._class.async_impl or len(names) < 2:
             for name in names:
                 call(name)
             return
-        left, failures, taking = iter(names), list[BaseException](), threading.Lock()
+        left, failures, lock = iter(names), list[BaseException](), threading.Lock()
 
         def work() -> None:
             while not failures:
-                with taking:
+                with lock:
                     name = next(left, None)
                 if name is None:
                     return
@@ -630,15 +576,15 @@ class Store:
                 except BaseException as error:
                     failures.append(error)
 
-        threads = [threading.Thread(target=work) for _ in range(min(_AT_A_TIME, len(names)))]
+        threads = [threading.Thread(target=work) for _ in range(min(_NUM_THREADS, len(names)))]
         try:
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        except BaseException as error:  # an interrupt: they take no more files
+        except BaseException as error:  # an interrupt: the threads take no more files
             failures.append(error)
-            for thread in threads:  # and nobody changes the files of the one that they are at
+            for thread in threads:  # the caller may change files as soon as this returns
                 if thread.ident is not None:
                     thread.join()
         if failures:
@@ -646,7 +592,7 @@ class Store:
 
 
 def _file_name(text: str) -> str:
-    """Returns the name of a file for a text; no two have the same one."""
+    """Returns a file name for a text, unique for each."""
     name = quote(text, safe="@:")
     if len(name) > _LONGEST_NAME:
         name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
@@ -654,7 +600,7 @@ def _file_name(text: str) -> str:
 
 
 def _files_in(folder: str, inside: Iterable[str]) -> list[str]:
-    """Returns the files in a folder and below some folders in it, relative to it, with "/"."""
+    """Returns the files in a folder and below its subfolders `inside`, as relative paths."""
     found = [each.name for each in os.scandir(folder) if each.is_file()]
     for top in set(inside):
         for at, _, names in os.walk(os.path.join(folder, top)):
@@ -662,9 +608,9 @@ def _files_in(folder: str, inside: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def _remove_folders(folder: str, but: Collection[str]) -> None:
+def _remove_folders(folder: str, keep: Collection[str]) -> None:
     for each in list(os.scandir(folder)):
-        if each.is_dir() and each.name not in but:
+        if each.is_dir() and each.name not in keep:
             shutil.rmtree(each.path, ignore_errors=True)
 
 
@@ -673,10 +619,3 @@ def _size(folder: str, file: str) -> int:
         return os.path.getsize(os.path.join(folder, file))
     except FileNotFoundError:
         return -1
-
-
-def _text_in(folder: str) -> bytes | None:
-    try:
-        return manifest.text_of(folder)[0]
-    except (OSError, ValueError):
-        return None

@@ -1,20 +1,20 @@
-"""A table's part of a checkpoint on one rank: the tensors of its file, and how they are written.
+"""A rank's file of a table in a checkpoint: its tensors, and how they are written.
 
-n keys, in the order of the index, and m keys that were seen and have no row yet:
+n keys in the order of the index, and m pending keys, which were seen but have no row yet:
 
   keys             (n,)       the table's key type
   values           (n, dim)   rows
   stamps           (n,)       U32, number of the lookup that last saw each key
-  scores           (n,)       U64, where they are not the stamps
+  scores           (n,)       U64, unless they are the stamps
   slots            (n,)       I64, positions in a "hybrid" index, if a restore can use them
-  states.<i>.<s>   (n, dim)   F32, rows of the i-th optimizer state, which its optimizer calls s
+  states.<i>.<s>   (n, dim)   F32, the i-th optimizer state, named s by its optimizer
   sighted_keys     (m,)       the table's key type
-  sightings        (m,)       U32, pending counts: how often each was seen
+  sightings        (m,)       U32, how often each pending key was seen
   sighting_stamps  (m,)       U32, number of the lookup that last saw each
 
-An increment has all of this but the rows of values and states that have not changed. The keys that
-a lookup has seen, or a write changed, since the file before come first; so row i is that of key i.
-Where the table logs removals it has one tensor more, with r keys that were there before:
+An increment lacks the rows of values and states that have not changed since the file before. Keys
+that a lookup saw or a write changed come first, so row i belongs to key i. If the table logs
+removals, it has one tensor more, with the r keys that were removed since the file before:
 
   removed          (r,)       the table's key type
 """
@@ -45,15 +45,14 @@ REMOVED = "removed"
 
 
 class ShardContent(NamedTuple):
-    """A table's part of a checkpoint on one rank.
+    """What a rank writes of a table.
 
     Attributes:
       table: name of the table.
       shard: the manifest's entry of the file, without `written`.
-      tensors: of the file.
-      arrays: their elements, in pieces on the host. Each is read from the table when it is taken
-        from the iterator: lock the table until the last one.
-      texts: that this rank writes; None: the table keeps none.
+      arrays: the content of `tensors`, in pieces on the host. Iteration reads from the table: lock
+        it until the last one.
+      texts: that this rank writes; None if the table keeps none.
     """
 
     table: str
@@ -64,7 +63,7 @@ class ShardContent(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the file, and of that of its texts, without their headers."""
+        """Bytes of the tensors, and of those of the texts."""
         tensors = list(self.tensors)
         if self.texts is not None:
             tensors += tensors_of_texts(self.texts.keys.size, self.texts.data.size)
@@ -72,12 +71,7 @@ class ShardContent(NamedTuple):
 
 
 def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor]:
-    """Returns the tensors of a file, in their order.
-
-    Args:
-      dim, dtype, key_type: of the table.
-      shard: has the numbers of keys and rows; `written` is not used.
-    """
+    """Returns the tensors of a file of a table, in order."""
     n, m, k, key = shard.rows, shard.sighted, shard.num_rows, dtype_of(key_type)
     return [
         Tensor("keys", key, (n,)),
@@ -96,13 +90,10 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
 def open_shard(
     facts: TableFacts, shard: Shard, folder: str, progress: Progress | None = None
 ) -> ShardReader:
-    """Returns a reader of a file of a table, which has the tensors that the manifest implies.
+    """Returns a reader of a table's file, after checking its header against the manifest.
 
     Args:
-      facts: of the table.
-      shard: one of its files.
-      folder: of the checkpoint.
-      progress: told of every chunk when it is read for the first time.
+      progress: counts every chunk when it is first read.
 
     Raises:
       OSError: the file cannot be read. ValueError: it is corrupt.
@@ -116,15 +107,15 @@ def open_shard(
 def part_of(
     table: EmbeddingTable, file: str, chunk_bytes: int = CHUNK_BYTES, before: Shard | None = None
 ) -> ShardContent:
-    """Returns the part of a table to write. Lock it, as `holding` does, until the last array.
+    """Returns what this rank writes of a table. Lock the table until the last array.
 
     Args:
       file: the new file, relative to the folder of the checkpoint, with "/".
       chunk_bytes: the most bytes of a piece.
-      before: the file that this one continues as an increment; None: it has all rows.
+      before: the file that this increment continues; None: a complete file.
 
     Raises:
-      RuntimeError: the table does not know any more what has changed since `before`.
+      RuntimeError: the table no longer knows what has changed since `before`.
     """
     part, removed = TablePart(table, chunk_bytes), None
     states = tuple(
@@ -144,11 +135,7 @@ def part_of(
 
 
 def _arrays(part: TablePart, removed: np.ndarray | None) -> Iterator[np.ndarray]:
-    """Yields all tensors in chunks, on the host.
-
-    Args:
-      removed: of an increment that names them, the keys that were removed.
-    """
+    """Yields all tensors in pieces on the host; `removed` last, if it is a tensor of the file."""
     names = ["keys", "value", *part.columns, *range(len(part.states)), *PENDING]
     for name in names:
         yield from map(part.table.backend.to_host, part.read(name))
@@ -157,36 +144,25 @@ def _arrays(part: TablePart, removed: np.ndarray | None) -> Iterator[np.ndarray]
 
 
 def copied(part: ShardContent) -> ShardContent:
-    """Returns a copy of a part on the host, which does not need its table any more.
-
-    Raises:
-      MemoryError: there is no memory for it.
-    """
-    return part._replace(arrays=_drained(deque(part.arrays)))
-
-
-def _drained(arrays: "deque[np.ndarray]") -> Iterator[np.ndarray]:
-    while arrays:
-        yield arrays.popleft()
+    """Returns a copy on the host, which needs no lock of the table. MemoryError: no room for it."""
+    arrays = deque(part.arrays)
+    # Each array is freed when it has been written.
+    return part._replace(arrays=(arrays.popleft() for _ in range(len(arrays))))
 
 
 def write_part(part: ShardContent, folder: str, chunk_bytes: int, progress: Progress) -> Shard:
-    """Writes a part, chunk by chunk.
+    """Writes a file and that of its texts, and syncs them to disk.
 
     Args:
       folder: of the checkpoint.
-      chunk_bytes: bytes that have one checksum.
-      progress: told of every byte of the tensors.
+      chunk_bytes: bytes per checksum.
+      progress: counts every byte of the tensors.
 
     Returns:
-      The manifest's entry of the file, which is synced to disk.
-
-    Raises:
-      OSError: it cannot be written.
+      The manifest's entry of the file.
     """
-    about = {"table": part.table}
     path = path_of(folder, part.shard)
-    writer = ShardWriter(path, part.tensors, about, chunk_bytes, progress)
+    writer = ShardWriter(path, part.tensors, {"table": part.table}, chunk_bytes, progress)
     try:
         for array in part.arrays:
             writer.write(array)
@@ -195,5 +171,5 @@ def write_part(part: ShardContent, folder: str, chunk_bytes: int, progress: Prog
         writer.close()
     if part.texts is None:
         return shard
-    where = (part.table, folder, shard.file, chunk_bytes, progress)
-    return shard._replace(texts=write_texts(part.texts, *where))
+    texts = write_texts(part.texts, part.table, folder, shard.file, chunk_bytes, progress)
+    return shard._replace(texts=texts)

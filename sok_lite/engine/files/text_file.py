@@ -1,10 +1,10 @@
-"""The texts of keys in a checkpoint: beside each file of a table that keeps them one of its rank's.
+"""The texts of string keys in a checkpoint: one file a rank, beside its file of the table.
 
-A file has the keys whose texts its rank had, whoever owns them, and no key is in two files. Any
-rank may read any of them: who wants a text asks all ranks.
+A rank writes the texts that it has seen, whoever owns their keys; no key is in two files. Any rank
+may read any file: texts are looked up on all ranks.
 
   keys  (t,)  I64
-  ends  (t,)  I64, where the text of each key ends in data
+  ends  (t,)  I64, end of each key's text in data
   data  (b,)  U8, all texts
 """
 
@@ -13,18 +13,11 @@ from collections.abc import Collection
 from sok_lite.engine.files.key_search import first_places
 from sok_lite.engine.files.manifest import TableFacts, TextFile, path_of, text_file_name
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import (
-    CHUNK_BYTES,
-    NOT_WRITTEN,
-    ShardReader,
-    ShardWriter,
-    Tensor,
-)
+from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardReader, ShardWriter, Tensor
 from sok_lite.engine.texts import KeyTexts
 
 
 def tensors_of_texts(num_keys: int, num_bytes: int) -> list[Tensor]:
-    """Returns the tensors of a file of texts."""
     return [
         Tensor("keys", "I64", (num_keys,)),
         Tensor("ends", "I64", (num_keys,)),
@@ -35,17 +28,13 @@ def tensors_of_texts(num_keys: int, num_bytes: int) -> list[Tensor]:
 def write_texts(
     texts: KeyTexts, table: str, folder: str, beside: str, chunk_bytes: int, progress: Progress
 ) -> TextFile:
-    """Writes texts, chunk by chunk; returns the manifest's entry of the file, which is on the disk.
+    """Writes texts and syncs them to disk; returns the manifest's entry of the file.
 
     Args:
-      table: its name.
       folder: of the checkpoint.
       beside: the file of the table, relative to the folder.
-      chunk_bytes: bytes that have one checksum.
-      progress: told of every byte of the tensors.
-
-    Raises:
-      OSError: it cannot be written.
+      chunk_bytes: bytes per checksum.
+      progress: counts every byte of the tensors.
     """
     made = TextFile(text_file_name(beside), texts.keys.size, texts.data.size, NOT_WRITTEN)
     tensors, about = tensors_of_texts(made.keys, made.num_bytes), {"table": table}
@@ -59,12 +48,8 @@ def write_texts(
 
 
 def read_texts(file: TextFile, table: str, folder: str) -> KeyTexts:
-    """Returns the texts of a file, all of them in memory.
-
-    Raises:
-      OSError: it cannot be read. ValueError: it is corrupt.
-    """
-    reader = _opened(file, table, folder)
+    """Returns all texts of a file. OSError: it cannot be read. ValueError: it is corrupt."""
+    reader = _open(file, table, folder)
     tensors = tensors_of_texts(file.keys, file.num_bytes)
     texts = KeyTexts(*(next(reader.rows(t.name, iter([(0, t.shape[0])]))) for t in tensors))
     fault = texts.fault()
@@ -74,12 +59,12 @@ def read_texts(file: TextFile, table: str, folder: str) -> KeyTexts:
 
 
 def find_texts(file: TextFile, table: str, folder: str, keys: Collection[int]) -> dict[int, bytes]:
-    """Returns the texts of some keys, as far as a file has them, without all of it in memory.
+    """Returns the texts of those keys that a file has, reading it in pieces.
 
     Raises:
       OSError: it cannot be read. ValueError: it is corrupt.
     """
-    reader, step = _opened(file, table, folder), CHUNK_BYTES // 8
+    reader, step = _open(file, table, folder), CHUNK_BYTES // 8
     pieces = ((first, min(first + step, file.keys)) for first in range(0, file.keys, step))
     found = {}
     for key, place in first_places(reader.rows("keys", pieces), keys).items():
@@ -92,7 +77,7 @@ def find_texts(file: TextFile, table: str, folder: str, keys: Collection[int]) -
     return found
 
 
-def _opened(file: TextFile, table: str, folder: str) -> ShardReader:
+def _open(file: TextFile, table: str, folder: str) -> ShardReader:
     reader = ShardReader(path_of(folder, file), file.written, table)
     for tensor in tensors_of_texts(file.keys, file.num_bytes):
         reader.expect(tensor)
@@ -100,10 +85,10 @@ def _opened(file: TextFile, table: str, folder: str) -> ShardReader:
 
 
 def texts_in(facts: TableFacts, folder: str, rank: int = 0, ranks: int = 1) -> dict[int, bytes]:
-    """Returns the texts that a rank of several takes of a checkpoint, by key: some of the files.
+    """Returns the texts by key of the files that a rank reads: every `ranks`-th one.
 
     Raises:
-      OSError: a file cannot be read. ValueError: one is corrupt.
+      OSError: a file cannot be read. ValueError: it is corrupt.
     """
     found: dict[int, bytes] = {}
     for shard in facts.shards[rank::ranks]:

@@ -1,11 +1,11 @@
-"""Numbered folders of published models, as servers look for them: the largest number is served.
+"""Numbered folders of published models, of which servers load the largest number.
 
-A version is there or it is not: it is renamed to its number when all of it is written. The link
-`latest` leads to the newest. A version that was rolled back is named `N.withdrawn`, and its number
-is not used again: a server may have it in memory.
+A version is renamed to its number when it is complete. The link `latest` leads to the newest. A
+rolled-back version is named `N.withdrawn`, and its number is never used again: a server may have it
+in memory.
 
-At an address (store.py) a version is there when its `saved_model.pb` is, which goes up last and
-goes first. There is no link there.
+At an address (store.py) there is no link, and a version exists while it has a `saved_model.pb`,
+which is uploaded last and removed first.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ _LOCK = ".publish.lock"
 _log = logging.getLogger("sok_lite")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _WITHDRAWN = ".withdrawn"
-# What marks a version at an address: servers need it.
+# The marker file of a version at an address.
 MARK = "saved_model.pb"
-# What is being removed; a killed process may leave it.
-_GOING = ".removed-"
+# The prefix of folders that are being removed; a killed process may leave some.
+_REMOVED = ".removed-"
 
 
 class Versions(NamedTuple):
-    """The versions in a folder.
+    """The numbers of versions in a folder.
 
     Attributes:
-      served: their numbers, ascending.
-      withdrawn: those that were rolled back, ascending.
-      unmarked: at an address, those whose upload is not over, or was ended.
+      served: ascending.
+      withdrawn: rolled back, ascending.
+      unmarked: at an address: not yet or not completely uploaded.
     """
 
     served: list[int]
@@ -48,21 +48,17 @@ class Versions(NamedTuple):
 
     @property
     def next(self) -> int:
-        """The number of the next one."""
+        """The number of the next version."""
         return max([0, *self.served, *self.withdrawn, *self.unmarked]) + 1
 
 
 def versions_in(folder: str) -> Versions:
-    """Returns the versions in a folder. Other names in it are none."""
+    """Returns the versions in a local folder."""
     return _versions_of(os.listdir(folder))
 
 
 def versions_at(store: Store) -> Versions:
-    """Returns the versions at an address.
-
-    Raises:
-      OSError: the store cannot be reached.
-    """
+    """Returns the versions at an address. OSError: the store cannot be reached."""
     found = _versions_of(store.names())
     unmarked = [number for number in found.served if not store.has(f"{number}/{MARK}")]
     served = [number for number in found.served if number not in unmarked]
@@ -76,21 +72,20 @@ def _versions_of(names: list[str]) -> Versions:
 
 
 def lock_versions(folder: str, shown: str | None = None) -> Lock:
-    """Locks a folder of versions for the one who changes them.
+    """Locks a folder of versions for changes.
 
     Args:
-      folder: its path.
-      shown: the address that they go to, for errors.
+      shown: the address of this staging folder, for errors.
 
     Raises:
-      BlockingIOError: somebody else does. OSError: there is no such folder, or it cannot be written
-        to.
+      BlockingIOError: another process or thread has the lock. OSError: the folder is missing or
+        cannot be written.
     """
     return Lock(os.path.join(folder, _LOCK), f"What is published at {shown or folder}")
 
 
 def remove_all(folder: str) -> None:
-    """Removes what is in a folder of versions but its lock, which the caller has."""
+    """Removes all of a folder of versions except its lock, which the caller holds."""
     for each in list(os.scandir(folder)):
         if each.is_dir(follow_symlinks=False):
             shutil.rmtree(each.path, ignore_errors=True)
@@ -99,13 +94,13 @@ def remove_all(folder: str) -> None:
 
 
 def check_keep(keep: int | None) -> None:
-    """Raises TypeError or ValueError for another `keep`."""
+    """Raises TypeError or ValueError unless `keep` is None or a positive integer."""
     if keep is not None:
         check_integer("keep", keep, 1)
 
 
 def check_latest(folder: str) -> None:
-    """Raises FileExistsError where something has the name of the link that is none."""
+    """Raises FileExistsError if `latest` exists and is not a link."""
     link = os.path.join(folder, _LATEST)
     if os.path.lexists(link) and not os.path.islink(link):
         raise FileExistsError(
@@ -115,10 +110,7 @@ def check_latest(folder: str) -> None:
 
 
 def link_latest(folder: str, number: int) -> None:
-    """Has the link `latest` lead to a version, at every moment to one.
-
-    Where the file system has no links there is none, and the log says so.
-    """
+    """Points the link `latest` to a version, atomically. Logs if the file system has no links."""
     link = os.path.join(folder, _LATEST)
     try:
         with contextlib.suppress(FileNotFoundError):  # of a process that was killed
@@ -131,72 +123,68 @@ def link_latest(folder: str, number: int) -> None:
 
 
 def remove_old_at(store: Store, keep: int | None) -> None:
-    """Removes versions at an address as `remove_old` does, and what ended uploads have left."""
+    """Removes old versions at an address, as `remove_old`, and incomplete uploads."""
     try:
         found = versions_at(store)
-        for name in [*map(str, found.unmarked), *_too_old(found, keep)]:
+        for name in [*map(str, found.unmarked), *_expired(found, keep)]:
             store.remove(name, first=MARK)
     except OSError as error:
         _log.warning("What is too old stays there: %s", error)
 
 
-def _too_old(found: Versions, keep: int | None) -> list[str]:
+def _expired(found: Versions, keep: int | None) -> list[str]:
     if keep is None or not found.served:
         return []
     oldest = found.served[-keep:][0]
-    doomed = [str(number) for number in found.served if number < oldest]
-    return doomed + [f"{number}{_WITHDRAWN}" for number in found.withdrawn if number < oldest]
+    names = [str(number) for number in found.served if number < oldest]
+    return names + [f"{number}{_WITHDRAWN}" for number in found.withdrawn if number < oldest]
 
 
 def remove_old(folder: str, keep: int | None) -> None:
-    """Removes versions but the newest, and what is older than these of those that were withdrawn.
+    """Removes all but the `keep` newest versions, and older withdrawn ones; None: removes none.
 
-    What cannot be removed stays.
-
-    Args:
-      keep: how many stay; None: all.
+    Ignores errors.
     """
-    for name in _too_old(versions_in(folder), keep):
-        # A server that looks for versions does not find half of one.
+    for name in _expired(versions_in(folder), keep):
+        # Renamed first: a server must not find half a version.
         with contextlib.suppress(OSError):
-            os.rename(os.path.join(folder, name), os.path.join(folder, _GOING + name))
+            os.rename(os.path.join(folder, name), os.path.join(folder, _REMOVED + name))
     for name in os.listdir(folder):
-        if name.startswith(_GOING):
+        if name.startswith(_REMOVED):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
 def rollback(folder: str | os.PathLike[str], version: int | None = None) -> str:
-    """Has servers of a folder of `publish` go back to an older version.
+    """Rolls a folder of `publish` back to an older version.
 
-    The newer ones are renamed to `N.withdrawn`, so that this one has the largest number, and
-    `latest` leads to it. What was served stays so until the last of them is renamed: a process that
-    is killed before has changed nothing for servers that look for the largest number. The next
-    version has a number of its own, above all of these. One process calls it, which needs neither
-    TensorFlow nor the ranks.
+    Newer versions are renamed to `N.withdrawn`, so that this one has the largest number, and
+    `latest` leads to it. Servers keep loading the newest version until the last of them is renamed:
+    a process killed before that has changed nothing for them. The next version gets a new number.
+    Call it in one process; it needs neither TensorFlow nor the ranks.
 
     Args:
       folder: as of `publish`.
-      version: the number to go back to; None: that before the newest.
+      version: the number to roll back to; None: the one before the newest.
 
     Returns:
       The path of the version.
 
     Raises:
       ValueError: there is no such version, or none before the newest.
-      BlockingIOError: somebody publishes there. OSError: a folder cannot be renamed.
+      BlockingIOError: another process publishes there. OSError: a folder cannot be renamed.
     """
     store = Store(folder, "folder") if is_in_store(folder) else None
     path = store.given if store else os.path.abspath(local_path(folder, "folder"))
     if version is not None:
         check_integer("version", version, 1)
     if store is not None:
-        wanted, newer = _to_go_back_to(versions_at(store), version, store.address)
+        wanted, newer = _rollback_target(versions_at(store), version, store.address)
         for number in newer:
             store.move(str(number), f"{number}{_WITHDRAWN}", first=MARK)
         return joined(path, str(wanted))
     with lock_versions(path):
         check_latest(path)
-        wanted, newer = _to_go_back_to(versions_in(path), version, path)
+        wanted, newer = _rollback_target(versions_in(path), version, path)
         for number in newer:
             old = os.path.join(path, str(number))
             os.rename(old, old + _WITHDRAWN)
@@ -205,8 +193,8 @@ def rollback(folder: str | os.PathLike[str], version: int | None = None) -> str:
     return os.path.join(path, str(wanted))
 
 
-def _to_go_back_to(found: Versions, version: int | None, path: str) -> tuple[int, list[int]]:
-    """Returns the version that `rollback` goes back to, and the newer ones, ascending."""
+def _rollback_target(found: Versions, version: int | None, path: str) -> tuple[int, list[int]]:
+    """Returns (the version that `rollback` wants, the newer ones, ascending)."""
     served = found.served
     wanted = served[-2] if version is None and len(served) > 1 else version
     if wanted is None or wanted not in served:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite.engine.files.key_value_files import (
-    GrowingFile,
+    AtomicFile,
     Layout,
     make_layout,
     open_shards,
@@ -442,10 +442,10 @@ def test_an_interrupt_is_told_as_it_is_and_leaves_a_file_as_before_or_as_after(t
     after = bytes(added) if is_new else b"old" + bytes(added)
 
     def write_file():
-        with GrowingFile(str(path), None if is_new else zlib.crc32(b"old")) as made:
+        with AtomicFile(str(path), None if is_new else zlib.crc32(b"old")) as made:
             made.write(added)
             made.sync()
-            made.publish()
+            made.commit()
 
     for at in itertools.count(1):
         path.write_bytes(b"old")

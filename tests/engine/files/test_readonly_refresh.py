@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def index_of(tables, name="t"):
     """The large index, whose object stays where increments alone are read."""
-    return tables._opened.version.contents[name].index
+    return tables._checkpoint.snapshot.tables[name].index
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -44,8 +44,10 @@ def index_of(tables, name="t"):
 def test_a_refresh_gives_what_was_dumped(tmp_path, monkeypatch, key_type, dtype, logs, ranks):
     """Whole dumps and increments, with keys that come, change, go and come again."""
     everything, num_dumps, whole = some_keys(300, key_type), 12, (0, 7)
-    made, begin = [], ServedIndex.begin  # of all keys
-    monkeypatch.setattr(ServedIndex, "begin", lambda *args: made.append(args) or begin(*args))
+    made, add_newest = [], ServedIndex.add_newest  # of all keys
+    monkeypatch.setattr(
+        ServedIndex, "add_newest", lambda *args: made.append(args) or add_newest(*args)
+    )
     written = [[{} for _ in range(ranks)] for _ in range(num_dumps)]
 
     def program(comm):
@@ -120,8 +122,10 @@ def test_a_refresh_reads_what_is_new_and_no_more(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_keys_that_were_evicted_are_gone_after_a_refresh(tmp_path, monkeypatch, ranks):
     options = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 64}
-    made, begin = [], ServedIndex.begin
-    monkeypatch.setattr(ServedIndex, "begin", lambda *args: made.append(args) or begin(*args))
+    made, add_newest = [], ServedIndex.add_newest
+    monkeypatch.setattr(
+        ServedIndex, "add_newest", lambda *args: made.append(args) or add_newest(*args)
+    )
 
     def program(comm):
         table, tables = new_table(CPU, DIM, name="t", on_refused="ignore", **options), None
@@ -247,14 +251,14 @@ def test_what_is_looked_up_in_keeps_the_large_index_as_it_was(tmp_path):
     write(0, range(50))
     tables = open_readonly(tmp_path)
     tables["t"].prepare()
-    opened = tables._opened
-    held, opened._seconds_for_older = [opened.version], 0.0
+    checkpoint = tables._checkpoint
+    held, checkpoint._compaction_timeout = [checkpoint.snapshot], 0.0
     index, keys = index_of(tables), np.arange(60)
 
     def held_rows():
-        content = held[0].contents["t"]
+        table = held[0].tables["t"]
         rows, found = np.empty((60, 2), "f4"), np.empty(60, bool)
-        content.index.read(keys, content.small, np.full(2, -1, "f4"), rows, found)
+        table.index.read(keys, table.delta, np.full(2, -1, "f4"), rows, found)
         return rows[:, 0].tolist()
 
     before = held_rows()
@@ -262,12 +266,12 @@ def test_what_is_looked_up_in_keeps_the_large_index_as_it_was(tmp_path):
     for value, some in ((1, [3, 55]), (2, [3, 4, 56])):
         write(value, some)
         assert tables.refresh() and held_rows() == before
-        assert opened.version.contents["t"].small is not None
+        assert checkpoint.snapshot.tables["t"].delta is not None
     expected = [2 if key in (3, 4, 56) else 1 if key == 55 else 0 for key in range(50)]
     asked = tables["t"].lookup(keys, default=-1)[:, 0].tolist()
     assert asked[:50] == expected and asked[50:] == [-1] * 5 + [1, 2, -1, -1, -1]
     held.clear()
-    assert not tables.refresh() and opened.version.contents["t"].small is None
+    assert not tables.refresh() and checkpoint.snapshot.tables["t"].delta is None
     assert tables["t"].lookup(keys, default=-1)[:, 0].tolist() == asked
     assert index_of(tables) is index
 

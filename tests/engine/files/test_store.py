@@ -340,7 +340,7 @@ def test_an_interrupt_waits_for_what_is_being_written(monkeypatch):
             over.append(name)
 
     with pytest.raises(KeyboardInterrupt):
-        place._each(["a", "b"], write)
+        place._for_each(["a", "b"], write)
     assert over == ["a"]
 
 
@@ -355,7 +355,7 @@ def test_messages_name_the_address(monkeypatch, stores_here, caplog, capsys):
     read, has_failed = open_readonly(address), threading.Event()
     monkeypatch.setattr(store, "PAUSES", [])
     monkeypatch.setattr(logging.getLogger("sok_lite"), "filter", lambda _: has_failed.set() or True)
-    fsspec.filesystem("memory").rm(Store(address)._at, recursive=True)
+    fsspec.filesystem("memory").rm(Store(address)._root, recursive=True)
     with read.follow(every=0.01):
         has_failed.wait()
     assert re.match(f"{shown} stays as it was", caplog.messages[0])
