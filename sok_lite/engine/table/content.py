@@ -9,7 +9,7 @@ import logging
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -36,8 +36,6 @@ PENDING = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "last
 # Maps keys (k,) of a table's key type, on the host, to whether a rank owns each, (k,) bool.
 Owns: TypeAlias = Callable[[np.ndarray], np.ndarray]
 ArrayOf: TypeAlias = Callable[[Any], Any]
-# Which occurrence counts of a key that several parts have.
-Counts: TypeAlias = Literal["first", "last"]
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -428,7 +426,7 @@ def _order(keys: np.ndarray) -> np.ndarray:
     return np.argsort(keys)
 
 
-def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = None) -> Content:
+def concatenate(parts: Sequence[Content], whose: str, last_counts: bool = False) -> Content:
     """Joins the contents of several parts of a table, one at least.
 
     A part without a state has its initial value there. Columns that some parts lack are left out,
@@ -436,17 +434,22 @@ def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = No
 
     Args:
       whose: names the table in errors and warnings.
-      counts: which part counts for a key that several have; None: such keys are an error.
+      last_counts: whether the last part counts for a key that several have; else it is an error.
 
     Raises:
-      ValueError: parts have keys in common, and `counts` is None.
+      ValueError: parts have keys in common, and not `last_counts`.
     """
     if len(parts) == 1:
         return parts[0]
     keys = np.concatenate([part.keys for part in parts])
-    kept = one_of_each(keys, counts, whose)
+    kept = last_of_each(keys, whose) if last_counts else _one_of_each(keys, is_last=False)
+    num_repeated = keys.size - kept.size
+    if num_repeated and not last_counts:
+        raise ValueError(
+            f"What was saved of {whose} is corrupt: its parts have {num_repeated:,} keys in common."
+        )
     pending_keys = np.concatenate([part.pending_keys for part in parts])
-    pending = _one_of_each(pending_keys, counts)
+    pending = _one_of_each(pending_keys, last_counts)
     states = [
         State(s.name, s.dim, s.initial, np.concatenate(_rows_of(parts, s))[kept], s.group)
         for s in join_states([part.states for part in parts])
@@ -485,45 +488,36 @@ def _joined_columns(
     }
 
 
-def one_of_each(keys: np.ndarray, counts: Counts | None, whose: str) -> np.ndarray:
-    """Returns the position of one occurrence of each key, (k,) int64, ordered by key.
+def last_of_each(keys: np.ndarray, whose: str) -> np.ndarray:
+    """Returns the position of the last occurrence of each key, (k,) int64, ordered by key.
 
     The logger "sok_lite" warns of repeated keys, with their number.
 
     Args:
       keys: (n,) of several parts, one after the other.
-      counts: which occurrence is taken; None: repeated keys are an error.
-      whose: names the table in errors and warnings.
-
-    Raises:
-      ValueError: keys repeat, and `counts` is None.
+      whose: names the table in the warning.
     """
-    places = _one_of_each(keys, counts)
-    num_repeated = keys.size - places.size
-    if num_repeated and counts is None:
-        raise ValueError(
-            f"What was saved of {whose} is corrupt: its parts have {num_repeated:,} keys in common."
-        )
-    warn_of_repeated(whose, num_repeated, counts or "first")
-    return places
+    positions = _one_of_each(keys, is_last=True)
+    warn_of_repeated(whose, keys.size - positions.size, "last")
+    return positions
 
 
-def _one_of_each(keys: np.ndarray, counts: Counts | None) -> np.ndarray:
+def _one_of_each(keys: np.ndarray, is_last: bool) -> np.ndarray:
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     is_new = np.ones(keys.size, bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
-    if counts == "last":
+    if is_last:
         is_new = np.append(is_new[1:], True)[: keys.size]
     return order[is_new]
 
 
-def warn_of_repeated(whose: str, num_repeated: int, counts: Counts = "first") -> None:
+def warn_of_repeated(whose: str, num_repeated: int, counting: str = "first") -> None:
     """Warns of repeated keys, if there are any."""
     if num_repeated:
         _log.warning(
             "What was saved of %s has %s keys more than once: of each the %s one counts.",
-            *(whose, f"{num_repeated:,}", counts),
+            *(whose, f"{num_repeated:,}", counting),
         )
 
 
