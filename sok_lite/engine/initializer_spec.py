@@ -14,8 +14,7 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from sok_lite.engine.dtypes import as_float, is_integer
-from sok_lite.engine.initializer import Initializer
-from sok_lite.engine.row_initializer import RowInitializer
+from sok_lite.engine.initializer import Initializer, RowInitializer
 
 _P = ParamSpec("_P")
 _CUT = 0.87962566103423978  # the standard deviation of N(0, 1) cut at 2
