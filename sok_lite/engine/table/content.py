@@ -71,7 +71,8 @@ class SavedPart(SavedRows):
       num_with_rows: number of chunks, from the first, whose rows are here; None: all.
       older: the files with the rows of the other keys, newest first.
       owns: which keys count; None: all.
-      may_repeat: whether keys of earlier parts may come again without a warning.
+      is_own: whether it is the table that is restored, in a merge: its keys may be among the saved
+        ones, and its pending counts come first.
     """
 
     num_keys: int
@@ -81,7 +82,7 @@ class SavedPart(SavedRows):
     num_with_rows: int | None = None
     older: Sequence[SavedRows] = ()
     owns: Owns | None = None
-    may_repeat: bool = False
+    is_own: bool = False
 
     @abstractmethod
     def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[Array]:
@@ -105,13 +106,11 @@ class Saved(NamedTuple):
 
     Attributes:
       parts: if several have a key the first counts; each is on the host or the table's device.
-      pending: the parts, in the order in which their pending keys count.
       states: of all parts.
       facts: of all parts together, as in `SavedPart`.
     """
 
     parts: Sequence[SavedPart]
-    pending: Sequence[SavedPart]
     states: Sequence["JoinedState"]
     facts: dict[str, Any]
 
@@ -120,7 +119,7 @@ class Saved(NamedTuple):
         """Joins parts, one at least."""
         facts = join_facts([dict(part.facts) for part in parts])
         facts = facts if len(parts) == 1 else without_slots(facts)
-        return Saved(parts, parts, join_states([part.states for part in parts]), facts)
+        return Saved(parts, join_states([part.states for part in parts]), facts)
 
     @property
     def num_keys(self) -> int:
@@ -151,7 +150,7 @@ class TablePart(SavedPart):
         None: all keys have rows, in the order of their slots.
     """
 
-    may_repeat = True
+    is_own = True
 
     def __init__(self, table: EmbeddingTable, num_bytes: int = _CHUNK_BYTES) -> None:
         self.table, self.num_keys, self.num_pending = table, table.size, 0
@@ -351,8 +350,7 @@ class _ContentPart(SavedPart):
 
 
 def check_sizes(content: Content, whose: str) -> None:
-    """Raises ValueError, which names `whose` content it is, where a column and its keys differ in
-    length."""
+    """Raises ValueError if a column is not as long as its keys; `whose` names the table."""
     n, m = content.keys.size, content.pending_keys.size
     sizes = [(name, n, len(column)) for name, column in content.columns.items()]
     sizes += [(name, m, len(column)) for name, column in content.pending.items()]
@@ -505,11 +503,9 @@ def last_of_each(keys: np.ndarray, whose: str) -> np.ndarray:
 def _one_of_each(keys: np.ndarray, is_last: bool) -> np.ndarray:
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    is_new = np.ones(keys.size, bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    if is_last:
-        is_new = np.append(is_new[1:], True)[: keys.size]
-    return order[is_new]
+    is_taken = np.ones(keys.size, bool)
+    (is_taken[:-1] if is_last else is_taken[1:])[:] = ordered[1:] != ordered[:-1]
+    return order[is_taken]
 
 
 def warn_of_repeated(whose: str, num_repeated: int, counting: str = "first") -> None:

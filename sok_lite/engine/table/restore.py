@@ -192,7 +192,7 @@ class KeySelection:
 
     Attributes:
       num_rows: number of keys that count.
-      num_repeated: number of repeated keys, but those of parts that may repeat keys.
+      num_repeated: number of repeated keys, without those of `is_own` parts.
       moved: (num_rows,) uint32, the final row of each selected key; None: the number it got.
     """
 
@@ -225,15 +225,15 @@ class KeySelection:
         self._parts.append(part)
         self._chunks.append([chunks])
         for keys in part.read("keys"):
-            is_own = np.True_
+            is_owned = np.True_
             if part.owns is not None:
-                is_own = self._backend.from_host(part.owns(self._backend.to_host(keys)))
+                is_owned = self._backend.from_host(part.owns(self._backend.to_host(keys)))
             keys, first = self.keys(keys), self.num_rows
             found = self._find(keys)
             is_repeated = ~are_first(xp, keys) | (found < np.uint32(_UNSELECTED))
-            if not part.may_repeat:
-                self.num_repeated += int(xp.count_nonzero(is_repeated & is_own))
-            mask = (found == self._unselected) & ~is_repeated & is_own
+            if not part.is_own:
+                self.num_repeated += int(xp.count_nonzero(is_repeated & is_owned))
+            mask = (found == self._unselected) & ~is_repeated & is_owned
             self.num_rows += int(xp.count_nonzero(mask))
             chunks.append(self._chunk(mask, range(first, self.num_rows)))
             if chunks[-1].bits is None:
@@ -712,7 +712,7 @@ def _restore_pending(
     """Gives a new counter the pending keys; the first of repeated ones counts."""
     device, host, xp = index.backend.from_host, index.backend.to_host, index.backend.xp
     now = np.uint32(saved.facts["num_lookups"])
-    for part in saved.pending:
+    for part in sorted(saved.parts, key=lambda part: not part.is_own):
         for keys, *numbers in zip(*map(part.read, PENDING), strict=True):
             counts, last_seen = map(device, numbers)
             # With any other count the counter takes a key for missing.
@@ -765,7 +765,7 @@ def merge(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
         places = {} if of_saved is None else dict(saved.states[of_saved].places)
         places |= {} if of_own is None else {len(others): kept[of_own]}
         states[i] = state._replace(places=places)
-    return Saved([*others, own], [own, *others], states, without_slots(dict(own.facts)))
+    return Saved([*others, own], states, without_slots(dict(own.facts)))
 
 
 class _MergedPart(SavedPart):
