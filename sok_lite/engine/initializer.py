@@ -82,7 +82,7 @@ class _KernelInitializer(GivesFirstRows, ABC):
     def kernel_of(
         self, backend: Backend, row_dtype: RowDtype, dim: int, keys: Array, table_seed: int
     ) -> tuple[str, Any, tuple[Any, ...]]:
-        """Returns the kernels' name, the dtype of their `out`, and their arguments before n."""
+        """Returns the kernels' name, the dtype of their `out`, and the arguments of their own."""
 
     def fill_launch(
         self,
@@ -93,10 +93,10 @@ class _KernelInitializer(GivesFirstRows, ABC):
         table_seed: int,
         out: Array | None = None,
     ) -> Launch:
-        source = self.kernel_of(backend, store.row_dtype, store.dim, keys, table_seed)
-        (name, out_type, arguments), n = source, len(rows)
-        place = (*store.place()[:3], rows, None if out is None else out.view(out_type))
-        return backend.prepared(f"init_{name}", n, *place, *arguments, n)
+        pointers, shift, dim, _ = store.place()
+        name, out_type, arguments = self.kernel_of(backend, store.row_dtype, dim, keys, table_seed)
+        words, n = None if out is None else out.view(out_type), len(rows)
+        return backend.prepared(f"init_{name}", n, pointers, shift, dim, rows, words, *arguments, n)
 
     def draw_launch(
         self,
