@@ -200,7 +200,7 @@ class RemoteTable(Exclusive):
 
         def change(which: np.ndarray, found: np.ndarray, old: np.ndarray) -> tuple[Any, Any]:
             table, its_keys = self.local_table(distinct[which], found, old)
-            table.accum_or_assign(keys, values, flags)
+            table.accum_or_assign(keys, values, flags)  # also of keys that are not in `which`
             new = self.with_rows_of(table, its_keys, old)
             is_present = self.backend.to_host(table.contains(its_keys))
             return is_present & (~found | (new != old).any(axis=1)), new
