@@ -440,7 +440,7 @@ def concatenate(parts: Sequence[Content], whose: str, last_counts: bool = False)
     if len(parts) == 1:
         return parts[0]
     keys = np.concatenate([part.keys for part in parts])
-    kept = last_of_each(keys, whose) if last_counts else _one_of_each(keys, is_last=False)
+    kept = last_occurrences(keys, whose) if last_counts else _one_of_each(keys, is_last=False)
     num_repeated = keys.size - kept.size
     if num_repeated and not last_counts:
         raise ValueError(
@@ -486,7 +486,7 @@ def _joined_columns(
     }
 
 
-def last_of_each(keys: np.ndarray, whose: str) -> np.ndarray:
+def last_occurrences(keys: np.ndarray, whose: str) -> np.ndarray:
     """Returns the position of the last occurrence of each key, (k,) int64, ordered by key.
 
     The logger "sok_lite" warns of repeated keys, with their number.
