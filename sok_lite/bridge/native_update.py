@@ -6,9 +6,9 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from sok_lite.bridge.native_lookup import are_native
+from sok_lite.engine.initializer import as_i64
 from sok_lite.engine.optimizer_states import usual_states
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.row_initializer import as_i64
 from sok_lite.engine.rows.column import States
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.work_done import UPDATES

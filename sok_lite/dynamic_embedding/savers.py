@@ -245,7 +245,7 @@ def _join_parts(parts: Sequence[Content], whose: str) -> Content:
     kinds = {json.dumps(columns_of(part.states)) for part in parts}
     if len(kinds) > 1 or not all("stamps" in part.columns for part in parts):
         parts = [part._replace(states=[], columns={}, pending={}) for part in parts]
-    return concatenate(parts, whose, counts="last")
+    return concatenate(parts, whose, last_counts=True)
 
 
 def _restore(source: Source, part: Content) -> None:

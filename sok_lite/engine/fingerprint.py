@@ -1,8 +1,7 @@
-"""Fingerprint64 of FarmHash, the same number of the same bytes for ever and everywhere.
+"""Fingerprint64 of FarmHash 1.1, by Geoff Pike: equal bytes have equal numbers everywhere.
 
-It is what `tf.fingerprint` gives, FARM_FINGERPRINT of BigQuery and farmFingerprint64 of Redshift.
-Strings are taken together, each step for all of those whose lengths take it. The algorithm is Geoff
-Pike's, of FarmHash 1.1.
+`tf.fingerprint`, BigQuery's FARM_FINGERPRINT and Redshift's farmFingerprint64 compute the same.
+Each step is vectorized over all strings of similar length.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ def fingerprints(strings: Sequence[bytes]) -> np.ndarray:
     sizes = np.fromiter(map(len, strings), np.int64, len(strings))
     starts = np.cumsum(sizes) - sizes
     data = np.frombuffer(b"".join([*strings, bytes(_BLOCK)]), np.uint8)
-    # Of every byte the word that begins there; the bytes behind the last string are never used.
+    # The word that begins at each byte; no string uses the bytes after the last one.
     words = np.ndarray((data.size - 7,), "<u8", data, 0, (1,))
     result = np.full(len(strings), _K2)
     for least, most, function in _BY_SIZE:
@@ -31,11 +30,11 @@ def fingerprints(strings: Sequence[bytes]) -> np.ndarray:
 
 
 class _Strings(NamedTuple):
-    """Some strings of nearly equal length.
+    """Strings of similar length.
 
     Attributes:
-      words: of each byte of all strings the uint64 that begins there, little-endian.
-      starts, sizes: (m,) int64, of each string.
+      words: the little-endian uint64 that begins at each byte of all strings.
+      starts, sizes: (m,) int64, of each string, in bytes.
     """
 
     words: np.ndarray
@@ -43,7 +42,7 @@ class _Strings(NamedTuple):
     sizes: np.ndarray
 
     def word(self, offset: int) -> np.ndarray:
-        """Returns the word at an offset, from the end if that is negative."""
+        """Returns the word at an offset, from the end if it is negative, of each string."""
         return self.words[self.starts + (self.sizes + offset if offset < 0 else offset)]
 
     def byte(self, offsets: np.ndarray) -> np.ndarray:
@@ -87,7 +86,7 @@ def _of_8_to_16(strings: _Strings) -> np.ndarray:
 
 
 def _outer(strings: _Strings, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the two words that the first and last 16 bytes come to, `a` being of the first 8."""
+    """Mixes the first and last 16 bytes to two words; `a` is made from the first 8."""
     b, c = strings.word(8), strings.word(-8) * strings.mul
     y = _rotate(a + b, 43) + _rotate(c, 30) + strings.word(-16) * _K2
     return y, a + _rotate(b + _K2, 18) + c
@@ -106,7 +105,7 @@ def _of_33_to_64(strings: _Strings) -> np.ndarray:
     return _of_two(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, mul)
 
 
-# What strings of more than 64 bytes have come to so far: x, y, z and the pairs v and w.
+# The running state of strings of more than 64 bytes: x, y, z and the pairs v and w.
 _State = list[np.ndarray]
 
 
@@ -120,12 +119,7 @@ def _weak(
 
 
 def _step(state: _State, words: Sequence[np.ndarray], mul: Any, nine: int) -> _State:
-    """Returns the state after 64 bytes, as 8 words.
-
-    Args:
-      mul: K1, but for the last step.
-      nine: 1, for the last step 9.
-    """
+    """Returns the state after 8 more words. Before the last step, `mul` is K1 and `nine` is 1."""
     (x, y, z, v0, v1, w0, w1), times = state, np.uint64(nine)
     x = _rotate(x + y + v0 + words[1], 37) * mul
     y = _rotate(y + v1 + words[6], 42) * mul
@@ -138,7 +132,7 @@ def _step(state: _State, words: Sequence[np.ndarray], mul: Any, nine: int) -> _S
 
 
 def _of_more(strings: _Strings) -> np.ndarray:
-    # Those with most blocks first: after each block those that go on are the first ones.
+    # In falling order of blocks: the strings that have another block are always the first ones.
     order = np.argsort(-strings.sizes, kind="stable")
     words, starts, sizes = strings.words, strings.starts[order], strings.sizes[order]
     num_blocks = (sizes - 1) // _BLOCK

@@ -1,6 +1,6 @@
-"""Makes initializers from what users pass: a word, a number, an object of Keras or TensorFlow.
+"""Makes initializers from words, numbers, and initializers of Keras or TensorFlow.
 
-Objects are known by their class name and their config, so that nothing here imports either.
+Those are recognized by class name and config, so that this file imports neither.
 """
 
 import functools
@@ -14,12 +14,11 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from sok_lite.engine.dtypes import as_float, is_integer
-from sok_lite.engine.initializer import Initializer
-from sok_lite.engine.row_initializer import RowInitializer
+from sok_lite.engine.initializer import Initializer, RowInitializer
 
 _P = ParamSpec("_P")
 _CUT = 0.87962566103423978  # the standard deviation of N(0, 1) cut at 2
-# "random" and "" mean different things in SOK's two kinds of table; the other words mean one thing.
+# In SOK, "random" and "" differ between the two kinds of table; other words do not.
 _RANDOM = {"hbm": Initializer("uniform", -0.05, 0.05), "hybrid": Initializer("normal", 0.0, 1.0)}
 _WORDS = {
     "normal": Initializer("normal", 0.0, 1.0),
@@ -28,7 +27,7 @@ _WORDS = {
     "zeros": Initializer("constant", 0.0),
 }
 
-# scale, mode, distribution of the initializers that depend on the shape of a dense weight.
+# Scale, mode and distribution of the initializers that depend on the shape of a dense weight.
 _FAN_BASED = {
     "GlorotUniform": (1.0, "fan_avg", "uniform"),
     "GlorotNormal": (1.0, "fan_avg", "truncated_normal"),
@@ -37,7 +36,7 @@ _FAN_BASED = {
     "LecunUniform": (1.0, "fan_in", "uniform"),
     "LecunNormal": (1.0, "fan_in", "truncated_normal"),
 }
-# What Keras' initializers are without arguments, for those that are known by name.
+# Default arguments of Keras' initializers, for those given by name.
 _BY_NAME: dict[str, dict[str, float]] = {
     "RandomNormal": {"stddev": 0.05},
     "RandomUniform": {"minval": -0.05, "maxval": 0.05},
@@ -47,10 +46,10 @@ _BY_NAME: dict[str, dict[str, float]] = {
 
 
 def refusing_sizes(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Returns an `__init__` that takes no integer but 0 for `initializer` by its place.
+    """Makes an `__init__` refuse a positional `initializer` that is an integer other than 0.
 
-    Of an Embedding(rows, dim) one writes two numbers. Here the second would be a dimension that
-    becomes what every element begins with. By its name an initializer may be any number.
+    Keras' Embedding takes (rows, dim): here, the second number would become the initial value of
+    every element. As a keyword argument any number is allowed.
     """
     signature = inspect.signature(init)
     place = list(signature.parameters).index("initializer")
@@ -84,18 +83,17 @@ def make_initializer(
         * None, "" or "random": U(-0.05, 0.05) for an "hbm" table, N(0, 1) for a "hybrid" one, as
           in SOK;
         * "normal": N(0, 1); "uniform": U(0, 1); "ones"; "zeros";
-        * a name that Keras has for one of the initializers below, such as "glorot_uniform" or
-          "GlorotUniform": that initializer without arguments;
+        * Keras' name of one of the initializers below, such as "glorot_uniform" or
+          "GlorotUniform": that initializer with its default arguments;
         * a number, or a string that is one, such as "13": every element has that value;
-        * a NumPy array (dim,) of numbers: every row is that one;
+        * a NumPy array (dim,) of numbers: every row starts with it;
         * an initializer of Keras 3, tf_keras or TensorFlow: RandomNormal, RandomUniform,
-          TruncatedNormal, Constant, Zeros, Ones, VarianceScaling, Glorot*, He*, Lecun*, or its
-          class. Its seed is used where it has one;
+          TruncatedNormal, Constant, Zeros, Ones, VarianceScaling, Glorot*, He*, Lecun*, with its
+          seed, if any; or its class;
         * an `Initializer` or `RowInitializer`.
       dim: elements of a row.
-      row_shape: (fan_in, fan_out) for VarianceScaling, Glorot*, He* and Lecun*: a table has no
-        number of rows they could take. None: a row is a vector, of which Keras counts both as
-        `dim`.
+      row_shape: (fan_in, fan_out) for VarianceScaling, Glorot*, He* and Lecun*, since a table has
+        no number of rows; None: both are `dim`, as Keras counts for a vector.
       var_type: "hbm" or "hybrid".
 
     Raises:
@@ -141,14 +139,13 @@ def warn_of_fans(
     elsewhere: str = "In a keras.layers.Embedding of 100,000 rows",
     stacklevel: int = 2,
 ) -> None:
-    """Warns of an initializer that takes a row for a vector, where a peer counts with a matrix.
+    """Warns of an initializer that depends on a shape: a row here, a whole matrix in a peer.
 
     Args:
-      spec: as `make_initializer` takes it, without a `row_shape`.
-      dim: elements of a row.
+      spec: as in `make_initializer`, without a `row_shape`.
       name: of the table.
-      rows: how many the matrix of the peer has.
-      elsewhere: says what the peer is.
+      rows: of the peer's matrix.
+      elsewhere: names the peer.
       stacklevel: of `warnings.warn`, for the caller.
     """
     here, there = (make_initializer(spec, dim, shape) for shape in (None, (rows, dim)))

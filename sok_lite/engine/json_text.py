@@ -1,19 +1,18 @@
-"""JSON that somebody else may have written."""
+"""JSON from files, which anybody may have written."""
 
 import json
 from typing import Any
 
 
 def parsed(text: str | bytes, whose: str | None = None, **options: Any) -> Any:
-    """Returns what a text of JSON says.
+    """Parses JSON.
 
     Args:
-      text: the text.
-      whose: names it in the error; None: the caller does.
+      whose: what is corrupt if it is no JSON, for the error; None: the error has only the reason.
       options: of `json.loads`.
 
     Raises:
-      ValueError: it is none, or nested too deeply.
+      ValueError: it is no JSON, or nested too deeply.
     """
     try:
         return json.loads(text, **options)

@@ -1,32 +1,32 @@
-"""The paths that Python opens here, and not TensorFlow's file systems: those of this machine."""
+"""Paths of this machine, which Python opens, as opposed to those of TensorFlow's file systems."""
 
 import os
 import re
 
-# An address, such as s3://bucket/rows, or what is meant for one; pathlib makes s3:/bucket/rows.
+# An address, such as s3://bucket/rows; pathlib makes s3:/bucket/rows of it.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|[^/]*://")
 _OF_THIS_MACHINE = re.compile(r"file:(?://)?(?=/[^/]|/$)")
 
 
 def plain_path(path: str | os.PathLike[str]) -> str:
-    """Returns a path as Python knows it: "file:///rows" is /rows. Other addresses are as given."""
+    """Returns "file:///rows" as "/rows", and any other path as it is."""
     return _OF_THIS_MACHINE.sub("", os.fsdecode(path), count=1)
 
 
 def is_address(path: str) -> bool:
-    """Whether a path is for a file system of TensorFlow."""
+    """Whether a path is an address, for TensorFlow's file systems."""
     return "://" in path
 
 
 def local_path(path: str | os.PathLike[str], name: str = "path") -> str:
-    """Returns a path as Python knows it; as for TensorFlow, "file:///rows" is /rows.
+    """Returns a path of this machine; "file:///rows" is "/rows", as for TensorFlow.
 
     Args:
-      path: of a file or folder. A folder whose name ends in a colon is given as "./name:/rows".
+      path: of a file or folder. Write "./name:/rows" for a folder whose name ends in a colon.
       name: of the argument, for the error.
 
     Raises:
-      ValueError: it is empty, or an address, which Python would take for a folder of that name.
+      ValueError: it is empty, or an address, which Python would take for the name of a folder.
     """
     given, local = os.fsdecode(path), plain_path(path)
     if not local or _ADDRESS.match(local):

@@ -1,7 +1,7 @@
-"""Asks the ranks that own rows of static tables for them: which rows this rank has to read.
+"""Looks up rows of static tables, which callers store, on the ranks that own them.
 
-The rows are not the engine's: whoever has them reads them at the places that `ask` returns. Then
-`exchange.return_rows` takes them to the ranks that asked, and `send_grads` brings gradients back.
+`ask` sends row numbers to their owners. The caller there reads the rows at the returned positions,
+`exchange.return_rows` sends them to the ranks that asked, and `send_grads` the gradients back.
 """
 
 from functools import partial
@@ -22,13 +22,14 @@ from sok_lite.engine.static_table import StaticTable
 
 
 class Asked(NamedTuple):
-    """What ranks have asked each other for.
+    """The rows that ranks have asked each other for.
 
     Attributes:
-      places: of each table (m,) integers, where the rows lie on this rank that others want; they
-        may repeat.
-      numbers: of each table (its keys,) integers, which of the rows that return is that of a key.
-      route: by which they return.
+      places: for each table, (m,) integers, positions on this rank of the rows that others want;
+        they may repeat.
+      numbers: for each table, (its keys,) integers, the position of each key's row among those that
+        return.
+      route: of the exchange, by which the rows return.
     """
 
     places: list[Array]
@@ -40,14 +41,12 @@ def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
     """Sends the row numbers of a batch to the ranks that own the rows. Every rank must call it.
 
     Args:
-      backend: where keys are.
-      comm: the ranks.
       batch: of static tables.
-      tag: number of the call, equal on all ranks; if another rank has another one, all raise.
+      tag: number of the call; all ranks raise if it is not equal on them.
 
     Raises:
       ValueError: a table has no such row, or row splits do not fit. The other ranks raise a
-        CommunicatorError with the reason. Nothing has been read.
+        CommunicatorError with the reason.
     """
     tables, sizes = cast(list[StaticTable], batch.tables), batch.layout.sizes
     with shared_failure(comm):
@@ -67,7 +66,7 @@ def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
 
 
 def check(batch: Batch) -> None:
-    """Raises ValueError where row splits or row numbers do not fit. On a GPU it waits."""
+    """Raises ValueError if row splits or row numbers do not fit. On a GPU it waits."""
     batch.check_splits()
     for table, keys in zip(batch.tables, split(batch.keys, batch.layout.sizes), strict=True):
         cast(StaticTable, table).check_rows(keys)

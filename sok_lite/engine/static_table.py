@@ -1,9 +1,7 @@
-"""Tables with a fixed number of rows, which have numbers for keys and are stored elsewhere.
+"""Tables with a fixed number of rows, whose keys are row numbers and whose caller stores the rows.
 
-Such a table has the rows 0 to n - 1 and no index: of a table that is spread over ranks, rank r has
-the rows r, r + ranks, r + 2 * ranks and so on, in this order. Its rows may lie anywhere, in a
-tensor of TensorFlow for example. So a lookup (engine/static_lookup.py) has three steps: `locate`
-returns which rows this rank has to read, the caller reads them, and `forward` pools them.
+The table has the rows 0 to n - 1 and no index. Spread over ranks, rank r has the rows r, r + ranks,
+r + 2 * ranks and so on, in this order. See engine/static_lookup.py for lookups.
 """
 
 from typing import Any
@@ -15,15 +13,13 @@ from sok_lite.engine.table import EmbeddingTable
 
 
 class StaticTable:
-    """The facts of such a table that a lookup needs; it implements `ShardedTable`.
+    """What a lookup needs of a static table, as a `ShardedTable`.
 
     Args:
-      backend: where lookups compute.
       num_rows: rows on all ranks together.
-      dim: elements of a row.
-      dtype: of the rows, a name of floats that RowDtype lists.
-      name: in errors, and the same on all ranks.
-      owner: which rank has a row: `MOD`, or `OneRank`.
+      dtype: of the rows, a float of RowDtype.
+      name: in errors; equal on all ranks.
+      owner: which rank has a row: `MOD` or `OneRank`.
     """
 
     var_type = "static"
@@ -33,8 +29,7 @@ class StaticTable:
     rounds_gradients = False
     max_capacity = None
     ids = None
-    # Nothing is drawn: the rows are there.
-    seed = 0
+    seed = 0  # no initial values are drawn
     initializer = None
 
     def __init__(
@@ -58,11 +53,11 @@ class StaticTable:
         return self.num_rows
 
     def options_of_all_ranks(self) -> dict[str, Any]:
-        """Returns the options of this kind of table that ranks must have in common."""
+        """Returns the options that must be equal on all ranks."""
         return {"number of rows": self.num_rows}
 
     def engine_keys(self, keys: Any) -> Array:
-        """Returns row numbers of any shape as int64, without a check that they exist.
+        """Returns row numbers of any shape as int64, unchecked by `check_rows`.
 
         Raises:
           TypeError: they are no integers. ValueError: one does not fit int64.
@@ -74,11 +69,7 @@ class StaticTable:
         return f"row numbers of table {self.name!r}"
 
     def check_rows(self, keys: Array) -> None:
-        """Raises ValueError where there is no such row. On a GPU it waits.
-
-        Args:
-          keys: (n,) int64.
-        """
+        """Raises ValueError if one of keys (n,) int64 is not a row number. On a GPU it waits."""
         outside = (keys < 0) | (keys >= self.num_rows)
         if bool(outside.any()):
             raise ValueError(
@@ -87,20 +78,19 @@ class StaticTable:
             )
 
     def stride(self, num_ranks: int) -> int:
-        """Returns how far apart the rows are that lie side by side on a rank: row r is there the
-        one of number r // stride."""
+        """Returns the step between a rank's row numbers: row r is at r // stride there."""
         return 1 if self.owner.only_rank is not None else num_ranks
 
     def row_numbers(self, rank: int, num_ranks: int) -> range:
-        """Returns the numbers of the rows that a rank has, in the order in which they lie there."""
+        """Returns the row numbers of a rank, in their order there."""
         if self.owner.only_rank is not None:
             return range(self.num_rows if rank == self.owner.only_rank else 0)
         return range(rank, self.num_rows, num_ranks)
 
     def num_rows_of(self, rank: int, num_ranks: int) -> int:
-        """Returns how many rows a rank has."""
+        """Returns the number of rows of a rank."""
         return len(self.row_numbers(rank, num_ranks))
 
 
-# What checkpoints and comparisons between ranks take.
+# For checkpoints and checks between ranks.
 AnyTable = EmbeddingTable | StaticTable

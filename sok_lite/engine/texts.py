@@ -1,8 +1,8 @@
-"""The texts of the keys that a rank has looked up, and what ranks tell each other of them.
+"""The texts of keys that are hashes of texts.
 
-A key of a text is its hash. The rank that looks a text up remembers it; the row of the key is on
-another rank, most likely. So whoever wants the text of a key asks all ranks, and a rank learns from
-the owner of a key whether it is held still: when a checkpoint is written.
+The rank that looks up a text stores it; the key's row is most likely on another rank. So a rank
+that wants the text of a key asks all ranks. When a checkpoint is written, ranks ask the owners of
+keys which keys still have rows, and drop the texts of the others.
 """
 
 import sys
@@ -17,18 +17,18 @@ from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 
-# New texts that are kept whether the table has their keys or not: they may be about to come.
+# New texts that are kept without a look at the table, which may be about to get their keys.
 RECENT = 1 << 16
-# Keys whose texts all ranks together ask for at a time, so that messages stay small.
+# The most keys that all ranks together ask for in one message.
 ASKED_AT_ONCE = 1 << 17
-# Bytes that a rank may send in one message.
+# The most bytes of one message.
 MOST_BYTES = (1 << 31) - 1
 
-# What a text takes beside its bytes and its place in a dict: a key, and the head of an object of
-# bytes. Each of the two is rounded up to 16, by 8 in the mean.
+# Python's int and bytes objects of a key and its text; each is rounded up to 16, by 8 on average.
 _BYTES_OF_OBJECTS = sys.getsizeof(1 << 62) + sys.getsizeof(b"") + 16
 
-# What an owner says of a key to a rank that has its text.
+# An owner's answer to a rank that has the text of a key: the key has no row; another rank writes
+# the text to the checkpoint; this rank does.
 _GONE, _ELSEWHERE, _YOURS = 0, 1, 2
 
 
@@ -37,7 +37,7 @@ class KeyTexts(NamedTuple):
 
     Attributes:
       keys: (t,) int64, distinct.
-      ends: (t,) int64, where the text of each key ends in `data`, in bytes.
+      ends: (t,) int64, the end of each text in `data`.
       data: (b,) uint8, all texts, one after the other.
     """
 
@@ -47,7 +47,7 @@ class KeyTexts(NamedTuple):
 
     @classmethod
     def of(cls, texts: Mapping[int, bytes]) -> "KeyTexts":
-        """Returns texts by key as arrays."""
+        """Makes arrays of texts by key."""
         lengths = np.fromiter(map(len, texts.values()), np.int64, len(texts))
         data = np.frombuffer(b"".join(texts.values()), np.uint8)
         return cls(np.fromiter(texts, np.int64, len(texts)), np.cumsum(lengths), data)
@@ -62,7 +62,7 @@ class KeyTexts(NamedTuple):
         }
 
     def fault(self) -> str | None:
-        """Returns why they are not as `KeyTexts` says; None: they are."""
+        """Returns why `ends` is wrong; None: it is not."""
         if (np.diff(self.ends, prepend=np.int64(0)) < 0).any():
             return "the ends of its texts do not rise"
         if (int(self.ends[-1]) if self.ends.size else 0) != self.data.size:
@@ -71,45 +71,45 @@ class KeyTexts(NamedTuple):
 
 
 class TextStore:
-    """The texts of keys of a table on one rank. Those of keys that are not held go after a while.
+    """The texts of a table's keys on one rank. It drops those of keys without rows after a while.
 
-    Of n keys that are held it has at most some 3 n + 2 RECENT texts, however many keys there were.
+    While n keys have rows it has at most some 3 n + 2 RECENT texts.
 
     Args:
-      are_held: takes keys (n,) int64 and says which of them may have a row, (n,) bool.
+      are_held: returns whether each of keys (n,) int64 may have a row, (n,) bool.
     """
 
     def __init__(self, are_held: Callable[[np.ndarray], np.ndarray]) -> None:
         self._are_held = are_held
         self._recent: dict[int, bytes] = {}
         self._older: dict[int, bytes] = {}
-        self._num_held = 0  # of the older ones, when that was last looked at
-        self._text_bytes = 0  # of all texts
+        self._num_held = 0  # of the older ones, at the last look
+        self._text_bytes = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Texts that are remembered."""
+        """Number of texts."""
         return len(self._recent) + len(self._older)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the host that keys and texts take, as far as Python tells."""
+        """Host memory of keys and texts, as far as Python tells."""
         dicts = sys.getsizeof(self._recent) + sys.getsizeof(self._older)
         return dicts + len(self) * _BYTES_OF_OBJECTS + self._text_bytes
 
     def get(self, key: int) -> bytes | None:
-        """Returns the text of a key; None: it is not remembered."""
+        """Returns the text of a key; None: it is not here."""
         text = self._recent.get(key)
         return self._older.get(key) if text is None else text
 
     def of(self, keys: Sequence[int]) -> dict[int, bytes]:
-        """Returns the texts of some keys, as far as they are remembered."""
+        """Returns the texts of keys, by key, without missing ones."""
         return {key: text for key in keys if (text := self.get(key)) is not None}
 
     def places_of_new(self, keys: np.ndarray) -> np.ndarray:
-        """Returns where keys (n,) int64 come first whose texts are not remembered, (k,) int64.
+        """Returns the first positions of keys (n,) int64 without a text, (k,) int64.
 
-        Of the others none is forgotten before as many as RECENT new ones have come.
+        The other texts stay for at least RECENT new ones.
         """
         distinct, first = np.unique(keys, return_index=True)
         with self._lock:
@@ -121,14 +121,14 @@ class TextStore:
     def add(
         self, texts: Mapping[int, bytes], check: Callable[[bytes, bytes], None] | None = None
     ) -> None:
-        """Remembers texts. Of two texts of one key the first stays.
+        """Adds texts. The first text of a key stays.
 
         Args:
-          check: called, before anything changes, with the text that is known of a key and another
-            one; None: nobody asks.
+          check: called, before anything changes, with the old text of a key and a different new
+            one.
         """
         with self._lock:
-            self._forget_where_many_are_new()  # first: what is known now is known afterwards
+            self._forget_where_many_are_new()  # first: it must not drop what `new` leaves out
             new = {}
             for key, text in texts.items():
                 known = self.get(key)
@@ -140,7 +140,7 @@ class TextStore:
             self._text_bytes += _size_of(new)
 
     def _forget_where_many_are_new(self) -> None:
-        """Drops older texts whose keys the table does not hold; those of late are older then."""
+        """Once there are many recent texts, drops older ones without a row; recent ones get old."""
         if len(self._recent) <= max(RECENT, self._num_held):
             return
         keys = np.fromiter(self._older, np.int64, len(self._older))
@@ -150,9 +150,9 @@ class TextStore:
         self._text_bytes = _size_of(self._older)
 
     def drop(self, keys: Sequence[int]) -> None:
-        """Forgets the texts of some keys, but those of late: their rows may be about to come.
+        """Drops the texts of keys, but recent ones, whose rows may be about to come.
 
-        Those of late are older then, and go another time.
+        Recent ones get old, so that the next call drops them.
         """
         with self._lock:
             older = {**self._older, **self._recent}
@@ -163,12 +163,12 @@ class TextStore:
             self._text_bytes = _size_of(older)
 
     def all(self) -> dict[int, bytes]:
-        """Returns a copy of all texts, by key. It waits for nobody: the table may be locked."""
-        recent = self._recent  # first: what is recent is older next
+        """Returns a copy of all texts, by key, without a lock: the table may be locked."""
+        recent = self._recent  # first: recent texts get old
         return {**self._older, **recent}
 
     def replace(self, texts: dict[int, bytes]) -> None:
-        """Remembers these texts and no others."""
+        """Replaces all texts."""
         num_bytes = _size_of(texts)
         with uninterrupted():
             self._older, self._recent, self._text_bytes = texts, {}, num_bytes
@@ -179,43 +179,38 @@ def _size_of(texts: Mapping[int, bytes]) -> int:
     return sum(map(len, texts.values()))
 
 
-# ---------------------------------------------------------------- what ranks tell each other
+# ---------------------------------------------------------------- between ranks
 
 
 def texts_of(store: TextStore, keys: np.ndarray, comm: Communicator) -> dict[int, bytes]:
-    """Returns what any rank knows of keys. Every rank must call it, with keys of its own.
+    """Returns the texts of keys (n,) int64, by key, from all ranks, without missing ones.
 
-    Args:
-      store: the texts of this rank.
-      keys: (n,) int64.
-
-    Returns:
-      Texts by key; keys whose text no rank knows are left out. Of two ranks with different texts
-      the lower one counts.
+    Every rank must call it, with keys of its own. If ranks differ, the text of the lowest counts.
 
     Raises:
-      ValueError: the texts that a rank knows of so many keys are longer than a message. All ranks
-        raise it.
+      ValueError: the texts on one rank are longer than a message. All ranks raise it.
     """
     distinct, found = np.unique(keys), dict[int, bytes]()
     at_once = max(1, ASKED_AT_ONCE // comm.size)
     num_rounds = np.array(-(-distinct.size // at_once), np.int64)
     for turn in range(int(comm.allreduce(num_rounds, "max", "texts"))):
         asked = comm.allgatherv(distinct[turn * at_once :][:at_once], call="texts")
-        message, splits = together(comm, partial(_answers, store, asked.by_rank(), comm.size))
+        message, splits = together(
+            comm, partial(_texts_for_ranks, store, asked.by_rank(), comm.size)
+        )
         answers = comm.alltoallv(message, splits, call="texts")
         for message in reversed(answers.by_rank()):
             found |= _from_message(message).as_dict()
     return found
 
 
-def _answers(
+def _texts_for_ranks(
     store: TextStore, asked: Sequence[np.ndarray], size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bytes that go to all ranks, and how many to each."""
+    """Returns the messages to all ranks, one after the other, and the bytes of each."""
     known = [_as_message(KeyTexts.of(store.of(keys.tolist()))) for keys in asked]
     splits = np.array([message.size for message in known], np.int64)
-    # What a rank receives has a limit too, and each of them may send as much.
+    # What a rank receives has the same limit, and each rank may send as much.
     if int(splits.sum()) > MOST_BYTES or int(splits.max()) > MOST_BYTES // size:
         raise ValueError(
             f"The texts of {sum(map(len, asked)):,} keys have {int(splits.sum()):,} bytes on one "
@@ -225,13 +220,13 @@ def _answers(
 
 
 def settle(table: Any, store: TextStore, comm: Communicator) -> KeyTexts:
-    """Forgets texts whose keys no rank holds; returns those that this rank writes to a checkpoint.
+    """Drops texts of keys without rows; returns those that this rank writes to a checkpoint.
 
-    Every rank must call it; it waits for the device. Each text of a key that is held is written by
-    one rank, the lowest of those that know it.
+    Every rank must call it; it waits for the device. The text of a key with a row is written by the
+    lowest rank that has it.
 
     Args:
-      table: the engine's, for the keys of this rank and who owns the others.
+      table: an `EmbeddingTable`, with the keys of this rank.
     """
 
     def known() -> tuple[dict[int, bytes], np.ndarray, np.ndarray]:
@@ -243,31 +238,30 @@ def settle(table: Any, store: TextStore, comm: Communicator) -> KeyTexts:
     order = np.argsort(owners, kind="stable")
     splits = np.bincount(owners, minlength=comm.size)
     asked = comm.alltoallv(keys[order], splits, call="texts")
-    answers = together(comm, lambda: _verdicts(table, asked.rows))
-    told = comm.alltoallv(answers, asked.recv_splits, call="texts").rows
-    said = np.empty(keys.size, np.uint8)
-    said[order] = told
-    store.drop(keys[said == _GONE].tolist())
-    return KeyTexts.of({key: texts[key] for key in keys[said == _YOURS].tolist()})
+    answers = together(comm, lambda: _answers_of_owner(table, asked.rows))
+    received = np.empty(keys.size, np.uint8)
+    received[order] = comm.alltoallv(answers, asked.recv_splits, call="texts").rows
+    store.drop(keys[received == _GONE].tolist())
+    return KeyTexts.of({key: texts[key] for key in keys[received == _YOURS].tolist()})
 
 
 def are_held(table: Any, keys: np.ndarray) -> np.ndarray:
-    """Returns which keys (n,) int64 of the host have a row in a table, (n,) bool of the host."""
+    """Returns whether keys (n,) int64 have a row in a table, (n,) bool; both on the host."""
     backend = table.backend
     return np.asarray(backend.to_host(table.contains(backend.from_host(keys))))
 
 
-def _verdicts(table: Any, keys: np.ndarray) -> np.ndarray:
-    """Returns what to tell of keys that ranks have sent, rank after rank, (n,) uint8."""
-    said = np.where(are_held(table, keys), _ELSEWHERE, _GONE).astype(np.uint8)
+def _answers_of_owner(table: Any, keys: np.ndarray) -> np.ndarray:
+    """Returns the answers for keys from all ranks, rank after rank, (n,) uint8."""
+    answers = np.where(are_held(table, keys), _ELSEWHERE, _GONE).astype(np.uint8)
     is_first = np.zeros(keys.size, bool)
     is_first[np.unique(keys, return_index=True)[1]] = True
-    said[is_first & (said != _GONE)] = _YOURS
-    return said
+    answers[is_first & (answers != _GONE)] = _YOURS
+    return answers
 
 
 def _as_message(texts: KeyTexts) -> np.ndarray:
-    """Returns texts as bytes, (k,) uint8."""
+    """Serializes texts to (k,) uint8."""
     numbers = np.concatenate([np.array([texts.keys.size], np.int64), texts.keys, texts.ends])
     return np.concatenate([numbers.view(np.uint8), texts.data])
 

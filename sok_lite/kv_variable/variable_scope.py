@@ -15,8 +15,8 @@ from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.tf_private import INIT_FROM_CHECKPOINT
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.dtypes import check_integer, is_integer
+from sok_lite.engine.initializer import MatrixInitializer
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.row_initializer import MatrixInitializer
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.kv_variable_options import KvOptions

@@ -6,9 +6,8 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.initializer import Initializer
+from sok_lite.engine.initializer import Initializer, RowInitializer
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.row_initializer import RowInitializer
 from tests.support.helpers import initial_values
 
 tf_keras = pytest.importorskip("tf_keras")

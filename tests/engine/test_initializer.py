@@ -8,9 +8,8 @@ import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.initializer import Initializer
+from sok_lite.engine.initializer import Initializer, MatrixInitializer, RowInitializer
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.row_initializer import MatrixInitializer, RowInitializer
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.table import make_table
 from tests.support import reference_initializer

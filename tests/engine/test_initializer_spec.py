@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from sok_lite.engine.initializer import Initializer
+from sok_lite.engine.initializer import Initializer, RowInitializer
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.row_initializer import RowInitializer
 from tests.support.helpers import initial_values
 
 

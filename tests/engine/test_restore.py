@@ -236,11 +236,11 @@ def peak_of(call, table):
 )
 def test_a_load_has_few_bytes_a_key_beside_the_table(tmp_path, monkeypatch, how, most):
     n, piece = 100_000, 1 << 13
-    monkeypatch.setattr(restore_module, "_TAKEN", piece // 4)
+    monkeypatch.setattr(restore_module, "_ROWS_AT_ONCE", piece // 4)
     monkeypatch.setattr(saved_file, "CHUNK_BYTES", piece)
     monkeypatch.setattr("sok_lite.engine.files.item.CHUNK_BYTES", 4 * piece)
-    monkeypatch.setattr(restore_module, "_SCANNED", piece // 16)
-    monkeypatch.setattr(restore_module, "_BITS", 8)
+    monkeypatch.setattr(restore_module, "_SLOTS_AT_ONCE", piece // 16)
+    monkeypatch.setattr(restore_module, "_RADIX_BITS", 8)
     kind = {}
     if how == "in tiers":
         kind = ROOMY | {"max_capacity": 1 << 19, "max_hbm_for_vectors": 4 * DIM * n / 2**31}

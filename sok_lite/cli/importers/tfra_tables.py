@@ -21,7 +21,7 @@ from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.optimizer_states import State
-from sok_lite.engine.table.content import one_of_each
+from sok_lite.engine.table.content import last_occurrences
 
 _log = logging.getLogger("sok_lite")
 
@@ -67,7 +67,7 @@ class KeyedSource(Source):
     def __init__(self, keyed: KeyedRows, states: Sequence[tuple[StateFacts, KeyedRows]]) -> None:
         self.name, self.key_type, self.dtype, self.dim, self._parts = keyed
         keys = keyed.all_keys()
-        kept = one_of_each(keys, "last", f"table {self.name!r}")
+        kept = last_occurrences(keys, f"table {self.name!r}")
         self._is_kept = np.zeros(keys.size, bool)
         self._is_kept[kept] = True
         self.num_keys = kept.size
@@ -100,7 +100,7 @@ class _RowFinder:
     def __init__(self, keyed: KeyedRows) -> None:
         self._keyed = keyed
         keys = keyed.all_keys()
-        self._places = one_of_each(keys, "last", f"the states in {keyed.name!r}")
+        self._places = last_occurrences(keys, f"the states in {keyed.name!r}")
         self._keys = keys[self._places]
         self._ends = np.cumsum([part.keys.size for part in keyed.parts])
 

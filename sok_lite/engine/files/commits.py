@@ -35,7 +35,7 @@ from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import Content, as_saved, owned_by, owns, take, with_arrays
 from sok_lite.engine.table.exclusive import alone, holding
-from sok_lite.engine.table.restore import Swap, fill, swap_all, swap_of
+from sok_lite.engine.table.restore import Swap, prepare_restore, swap_all
 
 # In a checkpoint, which commit it is.
 _NUMBER = "commit"
@@ -224,7 +224,7 @@ def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
 def _restored_of_parts(table: EmbeddingTable, parts: Mapping[int, Content]) -> Swap:
     # In one order, whoever gave them: where ranks differ, the first one counts.
     ordered = [parts[rank] for rank in sorted(parts)]
-    return swap_of(table, fill(table, as_saved(table, ordered)))
+    return prepare_restore(table, as_saved(table, ordered))
 
 
 def keepers(machines: Sequence[int]) -> list[int | None]:

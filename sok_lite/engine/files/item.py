@@ -17,7 +17,7 @@ from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.restore import Swap, fill, merge, swap_of
+from sok_lite.engine.table.restore import Swap, merge, prepare_restore
 from sok_lite.engine.texts import TextStore
 
 
@@ -103,7 +103,7 @@ class _TableItem(Item):
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
             saved = merge(table, saved, CHUNK_BYTES)
-        swap_table = swap_of(table, fill(table, saved, evicts=on_full == "evict"))
+        swap_table = prepare_restore(table, saved, evicts=on_full == "evict")
         kept = self.texts
         if kept is None:
             return swap_table

@@ -5,7 +5,7 @@ the other, if it has these keys. The rows themselves are stored outside the engi
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from sok_lite.engine.files.table_file import ShardContent, tensors_of
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table.content import warn_of_repeated
-from sok_lite.engine.table.restore import KeySelection, Selected, Swap
+from sok_lite.engine.table.restore import KeySelection, Swap
 
 # Takes the name of a column, "value" or that of a state, and [first, last) of this rank's rows.
 ReadRows: TypeAlias = Callable[[str, int, int], np.ndarray]
@@ -89,8 +89,10 @@ class StaticPart(Item):
         numbers = table.row_numbers(comm.rank, comm.size)
         saved = saved_in(table, facts, folder, comm, progress)
         rows = _RowNumbers(table, numbers)
-        selection = KeySelection(table, rows.find, rows.insert)
-        parts = [selection.select(part) for part in saved.parts]
+        selection = KeySelection(table, rows.find)
+        for part in saved.parts:
+            for keys, first, _ in selection.select(part):
+                rows.insert(keys, first)
         if rows.has_others or selection.num_rows < len(numbers):
             raise ValueError(
                 f"Static table {table.name!r} takes the keys 0 to {table.num_rows - 1}. The "
@@ -98,8 +100,7 @@ class StaticPart(Item):
                 "table."
             )
         warn_of_repeated(f"table {table.name!r}", selection.num_repeated)
-        for selected in parts:
-            selection.select_older(selected)
+        selection.select_older_rows()
         states = {state.name: state for state in saved.states if state.dim == table.dim}
         if self.states is not None and states.keys() != set(self.states):
             theirs, mine = (
@@ -112,12 +113,12 @@ class StaticPart(Item):
                 "static variables that it trains. Or leave the optimizer out."
             )
         whole = np.empty((len(numbers), table.dim), table.row_dtype.storage)
-        rows.write(whole, [(selected, "value") for selected in parts])
+        rows.write(whole, [selection.read(i, "value") for i in range(len(saved.parts))])
         columns = {"value": whole}
         for name in self.states or ():
             columns[name] = np.full(whole.shape, states[name].initial, np.float32)
             its_places = states[name].places.items()
-            rows.write(columns[name], [(parts[i], place) for i, place in its_places])
+            rows.write(columns[name], [selection.read(i, place) for i, place in its_places])
         return self.assignment(columns)
 
 
@@ -146,21 +147,20 @@ class _RowNumbers:
         found[is_there] = self._order[at[is_there]]
         return found
 
-    def insert(self, keys: Array, first: int, counts: Array | None) -> int:
-        """Notes keys that were read, numbered from `first` on; refuses none."""
+    def insert(self, keys: Array, first: int) -> None:
+        """Notes keys that were read, numbered from `first` on."""
         at, is_there = self._places(keys)
         self.has_others |= not bool(is_there.all())
         order = self._backend.xp.arange(first, first + keys.size, dtype=np.uint32)
         self._order[at[is_there]] = order[is_there]
-        return 0
 
-    def write(self, whole: np.ndarray, parts: Sequence[tuple[Selected, str | int]]) -> None:
-        """Writes the rows of parts, of a column of each."""
+    def write(self, whole: np.ndarray, parts: Iterable[Iterator[tuple[Array, Array]]]) -> None:
+        """Writes a column of parts, each as `KeySelection.read` yields it."""
         host = self._backend.to_host
         places = np.empty(len(whole), np.int64)
         places[host(self._order)] = np.arange(len(whole))
-        for selected, column in parts:
-            for rows, values in selected.read(self._backend, column):
+        for part in parts:
+            for rows, values in part:
                 order = host(rows)
                 counts = order != np.uint32(NO_ROW)
                 whole[places[order[counts]]] = values[counts]

@@ -1,4 +1,4 @@
-"""Tables of rows by key, of two kinds, and the function that makes one."""
+"""Tables of rows by key, of two kinds: "hbm" and "hybrid"."""
 
 from typing import Any
 
@@ -28,13 +28,11 @@ def make_table(var_type: str, backend: Backend, dim: int, **options: Any) -> Emb
     Args:
       var_type: "hbm": all in the backend's memory, growing without bound; "hybrid": up to a number
         of keys, with eviction, in two tiers of memory.
-      backend: where it lives.
-      dim: elements of a row.
-      options: of the table's constructor.
+      options: of `DetTable` or `HkvTable`.
 
     Raises:
-      ValueError: no such kind of table, or an option out of range.
-      TypeError: an option that the table does not have.
+      ValueError: an unknown `var_type`, or an option out of range.
+      TypeError: an unknown option.
     """
     if var_type not in _TABLES:
         raise ValueError(f"var_type must be 'hbm' or 'hybrid'. Received: {var_type!r}.")

@@ -1,15 +1,15 @@
-"""What a table holds, read from a table, a file or arrays: the form that all formats share.
+"""A table's content: keys, rows, optimizer states, scores and the lookups that last saw the keys.
 
-A `SavedPart` yields columns in chunks, so that never all of it is in memory. A `Content` is whole
-arrays on the host, for formats that have them whole. `restore.py` gives a table what parts have.
-What a key has that several parts have, and which optimizer states are one, is decided here.
+All formats share it. A `SavedPart` is a stream that yields columns in chunks, so that not all of
+the content is in memory. A `Content` is arrays on the host. `restore.py` fills a table from parts.
+This file also joins parts: which of several rows of a key counts, and which states are the same.
 """
 
 import logging
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,18 +28,15 @@ from sok_lite.engine.table.table import EmbeddingTable
 
 _log = logging.getLogger("sok_lite")
 
-_CHUNK_BYTES = 8 << 20  # of rows that are read from a GPU together
-# What goes with each key beside its rows; of the index alone, so never more than this a key.
-_ENTRY_BYTES = 32
+_CHUNK_BYTES = 8 << 20  # the most bytes of rows read from a GPU at once
+_ENTRY_BYTES = 32  # of the index, for each key
 _LAST_EPOCH = 0xFFFFFFFF
-# What is known of the keys that were seen and have no row, by the name of the field of an entry.
+# Columns of pending keys, which were seen and have no row yet: the field of `IndexEntries` of each.
 PENDING = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "last_seen"}
 
-# Says of some keys, (k,) of a table's key type on the host, which are those of a rank, (k,) bool.
+# Maps keys (k,) of a table's key type, on the host, to whether a rank owns each, (k,) bool.
 Owns: TypeAlias = Callable[[np.ndarray], np.ndarray]
 ArrayOf: TypeAlias = Callable[[Any], Any]
-# Which of a key counts that several parts have.
-Counts: TypeAlias = Literal["first", "last"]
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -53,10 +50,9 @@ class SavedRows(ABC):
         """Yields a column in chunks, of the same lengths for every column.
 
         Args:
-          name: "keys", (k,) of the table's key type, which may be distinct or not; "value", (k,
-            dim) of the row's storage dtype; or the place of a state among those of the part, (k,
-            its dim) float32.
-          wanted: numbers of the chunks that are to come, ascending; None: all.
+          name: "keys", (k,) of the table's key type, which may repeat; "value", (k, dim) of the
+            row's storage dtype; or the position of a state in the part, (k, its dim) float32.
+          wanted: numbers of the chunks to yield, ascending; None: all.
 
         Raises:
           OSError: a file cannot be read. ValueError: it is corrupt.
@@ -64,19 +60,20 @@ class SavedRows(ABC):
 
 
 class SavedPart(SavedRows):
-    """A part of what was saved: all keys of it, and the rows of the first chunks of them, or all.
+    """A part of a saved table: all of its keys, and the rows of all or of the first chunks.
 
     Attributes:
-      num_keys: how many keys it brings at most.
-      states: those that it has.
-      columns: what is known of each key, of "stamps", "scores" and "slots".
-      facts: num_lookups, and spans, when those were, which old checkpoints do not have; of a
-        "hybrid" table also capacity, strategy, epoch and where its slots are: bucket, segment,
+      num_keys: the most keys it can bring.
+      states: its optimizer states.
+      columns: those it has of "stamps", "scores" and "slots".
+      facts: num_lookups, and spans, the times of those lookups, which old checkpoints lack; of a
+        "hybrid" table also capacity, strategy, epoch and the layout of its slots: bucket, segment,
         num_slots, hash_seed.
-      num_with_rows: how many chunks of the keys have rows here, the first ones; None: all.
-      older: what has the rows of other keys, the newest first.
-      owns: says which keys count; None: all.
-      may_repeat: whether it may have keys of parts before, without a warning.
+      num_with_rows: number of chunks, from the first, whose rows are here; None: all.
+      older: the files with the rows of the other keys, newest first.
+      owns: which keys count; None: all.
+      is_own: whether it is the table that is restored, in a merge: its keys may be among the saved
+        ones, and its pending counts come first.
     """
 
     num_keys: int
@@ -86,56 +83,53 @@ class SavedPart(SavedRows):
     num_with_rows: int | None = None
     older: Sequence[SavedRows] = ()
     owns: Owns | None = None
-    may_repeat: bool = False
+    is_own: bool = False
 
     @abstractmethod
     def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[Array]:
-        """Yields a column as `SavedRows.read` does, or what is known of the keys.
+        """Yields a column in chunks.
 
         Args:
-          name: also one of `columns`: "stamps", (k,) uint32, the number of the lookup that last saw
-            each key; "scores", (k,) uint64; "slots", (k,) int64, the number of the slot of each; or
-            "sighted_keys", (m,) of the table's key type, keys that were seen and have no row yet,
-            "sightings", (m,) uint32, how often, and "sighting_stamps", (m,) uint32, the number of
-            the lookup that last saw each; 0: nobody knows, as in old checkpoints. The chunks of
-            these three are like each other.
+          name: as in `SavedRows.read`; or one of `columns`: "stamps", (k,) uint32, the lookup that
+            last saw each key, "scores", (k,) uint64, "slots", (k,) int64, slot numbers; or, in
+            chunks of their own, "sighted_keys", (m,) of the table's key type, the pending keys,
+            "sightings", (m,) uint32, how often each was seen, "sighting_stamps", (m,) uint32, the
+            lookup that last saw each, 0 if unknown, as in old checkpoints.
         """
 
     def corrupt(self, reason: str) -> ValueError:
-        """Returns the error that says so."""
+        """Returns the error of a corrupt part."""
         return ValueError(f"What was saved is corrupt: {reason}.")
 
 
 class Saved(NamedTuple):
-    """All that a table is to hold.
+    """All parts of a saved table, as one.
 
     Attributes:
-      parts: of a key that several have the first counts; each is on the host or the table's device.
-      pending: the parts, in the order in which they count for keys without a row.
-      states: those of all parts.
-      facts: of all parts together, as `SavedPart` lists them.
+      parts: if several have a key the first counts; each is on the host or the table's device.
+      states: of all parts.
+      facts: of all parts together, as in `SavedPart`.
     """
 
     parts: Sequence[SavedPart]
-    pending: Sequence[SavedPart]
     states: Sequence["JoinedState"]
     facts: dict[str, Any]
 
     @staticmethod
     def of(parts: Sequence[SavedPart]) -> "Saved":
-        """Returns parts, one at least, as one: the states of any of them, and joined facts."""
+        """Joins parts, one at least."""
         facts = join_facts([dict(part.facts) for part in parts])
         facts = facts if len(parts) == 1 else without_slots(facts)
-        return Saved(parts, parts, join_states([part.states for part in parts]), facts)
+        return Saved(parts, join_states([part.states for part in parts]), facts)
 
     @property
     def num_keys(self) -> int:
-        """How many keys it has at most."""
+        """The most keys it can bring."""
         return sum(part.num_keys for part in self.parts)
 
     @property
     def has_scores(self) -> bool:
-        """Whether scores are known of all keys."""
+        """Whether every key has a saved score."""
         return all("scores" in part.columns for part in self.parts if part.num_keys)
 
 
@@ -143,29 +137,28 @@ class Saved(NamedTuple):
 
 
 class TablePart(SavedPart):
-    """A table itself, in the order of its slots. Hold the table, as `changing_alone` does, from
-    before it is made to the last chunk.
+    """A live table, read in the order of its slots. Lock it until the last chunk, as
+    `changing_alone` does.
 
     Args:
-      table: the table.
-      num_bytes: of a chunk at most.
+      num_bytes: the most bytes of a chunk.
 
     Attributes:
-      num_pending: keys that were seen and have no row yet.
+      num_pending: number of pending keys.
       states: with their columns.
-      num_slots: that are looked at together, so the most keys of a chunk.
-      since: keys come first that this lookup has seen, or a later one; of others there is no row.
-        None: all have rows, as they come.
+      num_slots: slots scanned together, so the most keys of a chunk.
+      since: keys that this lookup or a later one has seen come first, and only they have rows;
+        None: all keys have rows, in the order of their slots.
     """
 
-    may_repeat = True
+    is_own = True
 
     def __init__(self, table: EmbeddingTable, num_bytes: int = _CHUNK_BYTES) -> None:
         self.table, self.num_keys, self.num_pending = table, table.size, 0
         self.since: int | None = None
         has_scores = has_slots = False
         if isinstance(table, HkvTable):
-            # Slots are found again by their numbers, but where a growth has failed on its way.
+            # After a growth that failed half-way, slot numbers do not lead back to the slots.
             has_scores, has_slots = table.index.has_scores, table.index.is_regular
             self.num_pending = 0 if table.pending is None else table.pending.size
         self.columns = ["stamps", *["scores"] * has_scores, *["slots"] * has_slots]
@@ -202,11 +195,11 @@ class TablePart(SavedPart):
 
 
 def pieces(table: EmbeddingTable, num_slots: int, index: Any = None) -> Iterator[IndexEntries]:
-    """Yields all keys of a table, of its key type, with what is kept beside them.
+    """Yields the entries of an index in chunks, with keys of the table's key type.
 
     Args:
-      num_slots: that are looked at together, so the most keys of a piece.
-      index: None: that of the table. Its pending counts are one too, and the counts its `rows`.
+      num_slots: slots scanned together, so the most keys of a chunk.
+      index: the table's index, or its pending counts, whose `rows` are the counts; None: the index.
     """
     index = table.index if index is None else index
     for first in range(0, index.num_slots, num_slots):
@@ -215,7 +208,7 @@ def pieces(table: EmbeddingTable, num_slots: int, index: Any = None) -> Iterator
 
 
 def _facts_of(table: EmbeddingTable) -> dict[str, Any]:
-    """Returns the facts that files have of a table, values that JSON knows."""
+    """Returns the facts of a table, as `SavedPart` lists them, for JSON."""
     facts: dict[str, Any] = {"num_lookups": table.num_lookups, "spans": table.clock.spans._asdict()}
     if isinstance(table, HkvTable):
         index = table.index
@@ -235,18 +228,18 @@ def _facts_of(table: EmbeddingTable) -> dict[str, Any]:
 
 
 class Content(NamedTuple):
-    """All that a table holds: n keys with a row, and m that were seen and have none.
+    """A table's content as arrays: n keys with a row, and m pending keys.
 
     Attributes:
       keys: (n,) of the table's key type, distinct, ascending.
       values: (n, dim) of the row's storage dtype.
-      states: of all optimizers, rows (n, dim) float32.
-      columns: what is known of each key, (n,) by name. Of a table "stamps", uint32, the lookup that
-        last saw it, and "scores", uint64, and "slots", int64, where there are any.
+      states: of all optimizers, with rows (n, its dim) float32.
+      columns: by name, (n,) each: "stamps", uint32, the lookup that last saw each key; "scores",
+        uint64, and "slots", int64, where the table has them. A codec may add others.
       pending_keys: (m,) int64, distinct, ascending.
-      pending: what is known of each of those, (m,) by name. Of a table "sightings", uint32, how
-        often it was seen, and "sighting_stamps", uint32, the lookup that last saw it.
-      facts: as `SavedPart` lists them. {}: a codec knows none.
+      pending: by name, (m,) each: "sightings", uint32, how often each was seen, and
+        "sighting_stamps", uint32, the lookup that last saw it.
+      facts: as in `SavedPart`; empty if unknown.
     """
 
     keys: np.ndarray
@@ -259,10 +252,10 @@ class Content(NamedTuple):
 
 
 def take(table: EmbeddingTable) -> Content:
-    """Returns a copy of all that a table holds, less the states of optimizers that are gone.
+    """Copies a table's content, without the states of optimizers that are gone.
 
     Raises:
-      MemoryError: there is no memory for it.
+      MemoryError: there is no memory for the copy.
     """
     return alone(table, lambda: _take(table))
 
@@ -276,7 +269,7 @@ def _take(table: EmbeddingTable) -> Content:
     rows = xp.ascontiguousarray(entries.rows[order])
     values = aligned_empty((rows.size, table.dim), table.store.column().dtype)
     _copy(table.store, rows, "value", values)
-    # Side by side, as formats of TensorFlow have them: without another copy.
+    # Side by side, so that TensorFlow's formats need no other copy.
     width = sum(state.dim for state in part.states)
     all_states = aligned_empty((rows.size, width), np.dtype(np.float32))
     states, end = [], 0
@@ -294,7 +287,7 @@ def _take(table: EmbeddingTable) -> Content:
 
 
 def _copy(store: RowStore, rows: Array, column: str, out: np.ndarray) -> None:
-    """Copies rows of a column to the host; on a GPU there may be no memory for all of them."""
+    """Copies rows of a column to the host, in chunks: a GPU may lack memory for all of them."""
     backend = store.backend
     if backend.name == "cpu" and out.flags.c_contiguous:
         store.read(rows, column, out)
@@ -306,8 +299,10 @@ def _copy(store: RowStore, rows: Array, column: str, out: np.ndarray) -> None:
 
 
 def as_saved(table: EmbeddingTable, contents: Sequence[Content]) -> Saved:
-    """Returns contents, of the host or the table's device, as parts that a table is to hold; of a
-    key that several have the first counts.
+    """Returns contents as parts; if several have a key the first counts.
+
+    Args:
+      contents: on the host or the table's device.
 
     Raises:
       ValueError: one contradicts itself.
@@ -356,11 +351,7 @@ class _ContentPart(SavedPart):
 
 
 def check_sizes(content: Content, whose: str) -> None:
-    """Raises ValueError where a column of a content is not as long as its keys.
-
-    Args:
-      whose: names the table in errors.
-    """
+    """Raises ValueError if a column is not as long as its keys; `whose` names the table."""
     n, m = content.keys.size, content.pending_keys.size
     sizes = [(name, n, len(column)) for name, column in content.columns.items()]
     sizes += [(name, m, len(column)) for name, column in content.pending.items()]
@@ -374,13 +365,11 @@ def check_sizes(content: Content, whose: str) -> None:
 
 
 def select(content: Content, chosen: np.ndarray, pending: np.ndarray) -> Content:
-    """Returns some of the keys of a content, with what is known of them.
-
-    Where they had their slots is known of all keys together only.
+    """Selects keys of a content. Slots are kept only if all keys are.
 
     Args:
-      chosen: (n,) bool, or distinct places of keys with a row, in the order that they are to have.
-      pending: (m,) bool, or such places of those without one.
+      chosen: of keys with a row, (n,) bool, or distinct positions in their new order.
+      pending: the same of pending keys.
     """
     if all(each.dtype == bool and bool(each.all()) for each in (chosen, pending)):
         return content
@@ -392,11 +381,7 @@ def select(content: Content, chosen: np.ndarray, pending: np.ndarray) -> Content
 
 
 def with_arrays(content: Content, of_keys: ArrayOf, of_pending: ArrayOf) -> Content:
-    """Returns a content with other arrays.
-
-    Args:
-      of_keys, of_pending: give each array of keys with a row, and of those without one, anew.
-    """
+    """Maps the arrays of a content: `of_keys` those of keys with a row, `of_pending` the others."""
     return Content(
         of_keys(content.keys),
         of_keys(content.values),
@@ -409,10 +394,9 @@ def with_arrays(content: Content, of_keys: ArrayOf, of_pending: ArrayOf) -> Cont
 
 
 def owns(table: ShardedTable, rank: int, size: int) -> Owns:
-    """Returns what says which of some keys, (k,) of the table's key type, a rank of several owns.
+    """Returns the predicate of the keys that a rank of several owns.
 
-    Raises:
-      ValueError: when it is called: the table's rule has no owner for a key among so many ranks.
+    It raises ValueError if the table's rule has no owner for a key among so many ranks.
     """
 
     def are_own(keys: np.ndarray) -> np.ndarray:
@@ -425,13 +409,13 @@ def owns(table: ShardedTable, rank: int, size: int) -> Owns:
 
 
 def owned_by(content: Content, are_own: Owns) -> Content:
-    """Returns the keys of a content that a rank owns, with what is known of them."""
+    """Selects the keys of a content that a rank owns."""
     pending = content.pending_keys.astype(content.keys.dtype)
     return select(content, are_own(content.keys), are_own(pending))
 
 
 def in_order(content: Content) -> Content:
-    """Returns a content whose keys are distinct, in any order, with ascending ones."""
+    """Sorts a content of distinct keys by key."""
     return select(content, _order(content.keys), _order(content.pending_keys))
 
 
@@ -441,31 +425,33 @@ def _order(keys: np.ndarray) -> np.ndarray:
     return np.argsort(keys)
 
 
-def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = None) -> Content:
-    """Returns the content that several parts of a table have together.
+def concatenate(parts: Sequence[Content], whose: str, last_counts: bool = False) -> Content:
+    """Joins the contents of several parts of a table, one at least.
 
-    A state that a part does not have is what it begins with there. What is known of the keys of
-    some parts only is left out, and so is where they had their slots. Facts are those of the part
-    with most lookups.
+    A part without a state has its initial value there. Columns that some parts lack are left out,
+    and so are slots. The facts are those of the part with the most lookups.
 
     Args:
-      parts: at least one.
-      whose: names the table in what is said.
-      counts: which part counts for a key that several have; None: none may.
+      whose: names the table in errors and warnings.
+      last_counts: whether the last part counts for a key that several have; else it is an error.
 
     Raises:
-      ValueError: a key comes in several parts, and none of them counts.
+      ValueError: parts have keys in common, and not `last_counts`.
     """
     if len(parts) == 1:
         return parts[0]
     keys = np.concatenate([part.keys for part in parts])
-    kept = one_of_each(keys, counts, whose)
+    kept = last_occurrences(keys, whose) if last_counts else _one_of_each(keys, is_last=False)
+    num_repeated = keys.size - kept.size
+    if num_repeated and not last_counts:
+        raise ValueError(
+            f"What was saved of {whose} is corrupt: its parts have {num_repeated:,} keys in common."
+        )
     pending_keys = np.concatenate([part.pending_keys for part in parts])
-    pending = _one_of_each(pending_keys, counts)
+    pending = _one_of_each(pending_keys, last_counts)
     states = [
-        State(name, dim, initial, np.concatenate(_rows_of(parts, joined))[kept], group)
-        for joined in join_states([part.states for part in parts])
-        for name, dim, initial, group, _ in (joined,)
+        State(s.name, s.dim, s.initial, np.concatenate(_rows_of(parts, s))[kept], s.group)
+        for s in join_states([part.states for part in parts])
     ]
     facts = [dict(part.facts) for part in parts if part.facts]
     return Content(
@@ -492,7 +478,7 @@ def _rows_of(parts: Sequence[Content], state: "JoinedState") -> list[np.ndarray]
 def _joined_columns(
     parts: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]], kept: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns what is known of the keys of all parts; a part without keys does not count."""
+    """Joins the columns that all parts have; those without keys do not matter."""
     first, *others = [columns for keys, columns in parts if keys.size] or [parts[0][1]]
     names = [name for name in first if name != "slots" and all(name in each for each in others)]
     return {
@@ -501,53 +487,42 @@ def _joined_columns(
     }
 
 
-def one_of_each(keys: np.ndarray, counts: Counts | None, whose: str) -> np.ndarray:
-    """Returns the place of one of each distinct key, (k,) int64, in the order of the keys.
+def last_occurrences(keys: np.ndarray, whose: str) -> np.ndarray:
+    """Returns the position of the last occurrence of each key, (k,) int64, ordered by key.
 
-    Keys that come again are counted, and the logger "sok_lite" warns of them.
+    The logger "sok_lite" warns of repeated keys, with their number.
 
     Args:
-      keys: (n,) of several parts, one part after the other.
-      counts: which is taken of a key that comes more than once; None: none may.
-      whose: names the table in what is said.
-
-    Raises:
-      ValueError: a key comes more than once, and none counts.
+      keys: (n,) of several parts, one after the other.
+      whose: names the table in the warning.
     """
-    places = _one_of_each(keys, counts)
-    num_repeated = keys.size - places.size
-    if num_repeated and counts is None:
-        raise ValueError(
-            f"What was saved of {whose} is corrupt: its parts have {num_repeated:,} keys in common."
-        )
-    warn_of_repeated(whose, num_repeated, counts or "first")
-    return places
+    positions = _one_of_each(keys, is_last=True)
+    warn_of_repeated(whose, keys.size - positions.size, "last")
+    return positions
 
 
-def _one_of_each(keys: np.ndarray, counts: Counts | None) -> np.ndarray:
+def _one_of_each(keys: np.ndarray, is_last: bool) -> np.ndarray:
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    is_new = np.ones(keys.size, bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    if counts == "last":
-        is_new = np.append(is_new[1:], True)[: keys.size]
-    return order[is_new]
+    is_taken = np.ones(keys.size, bool)
+    (is_taken[:-1] if is_last else is_taken[1:])[:] = ordered[1:] != ordered[:-1]
+    return order[is_taken]
 
 
-def warn_of_repeated(whose: str, num_repeated: int, counts: Counts = "first") -> None:
-    """Says how many keys of a table have come again in what was saved, if any."""
+def warn_of_repeated(whose: str, num_repeated: int, counting: str = "first") -> None:
+    """Warns of repeated keys, if there are any."""
     if num_repeated:
         _log.warning(
             "What was saved of %s has %s keys more than once: of each the %s one counts.",
-            *(whose, f"{num_repeated:,}", counts),
+            *(whose, f"{num_repeated:,}", counting),
         )
 
 
-# ---- what parts say of one table -----------------------------------------------------------------
+# ---- states and facts of several parts -----------------------------------------------------------
 
 
 class AnyState(Protocol):
-    """An optimizer state of a part: a `State`, or that of a file."""
+    """An optimizer state of a part: a `State` or a `StateFacts`."""
 
     @property
     def name(self) -> str: ...
@@ -560,13 +535,12 @@ class AnyState(Protocol):
 
 
 class JoinedState(NamedTuple):
-    """A state of a table.
+    """An optimizer state of several parts.
 
     Attributes:
-      name, dim, initial: the optimizer's name for it, elements of a row, of a new row.
-      group: number of the optimizer that it belongs to, among those of all parts; None: unknown.
-      places: its place among the states of each part, by the part's own; a part without it has no
-        entry.
+      name, dim, initial: as in `State`.
+      group: number of its optimizer, among those of all parts; None: unknown.
+      places: its position among the states of a part, by the part's number, for parts that have it.
     """
 
     name: str
@@ -576,7 +550,7 @@ class JoinedState(NamedTuple):
     places: dict[int, int]
 
 
-# A state: name, elements, initial value. Those of an optimizer: of each its place in each part.
+# Name, dim and initial value of a state; and by these, the `places` of an optimizer's states.
 _Kind = tuple[str, int, float]
 _Group = dict[_Kind, dict[int, int]]
 
@@ -584,16 +558,16 @@ _Group = dict[_Kind, dict[int, int]]
 def join_states(
     parts: Sequence[Sequence[AnyState]], are_nested_one: bool = True
 ) -> list[JoinedState]:
-    """Returns the states that any part has, group by group, first those in none.
+    """Joins the states of parts, group by group, first those without a group.
 
-    Groups have numbers of their own in every part. The first with some states is the first with
-    these states in every part, and so on. Else groups are one of which one has all states of the
-    other: an optimizer may have got one more between two saves. A state of which nobody knows what
-    it belongs to is that of the first group which has it in other parts alone.
+    Group numbers are each part's own. The n-th group with some set of states is the same in every
+    part. Other groups are the same if one has all states of the other: an optimizer may get one
+    more between two saves. A state without a group joins the first group of other parts that has
+    it.
 
     Args:
-      parts: what each has.
-      are_nested_one: False: only groups with the same states are one.
+      parts: the states of each part.
+      are_nested_one: False: only groups with equal states are the same.
     """
     groups: list[_Group] = []
     free: _Group = {}
@@ -623,7 +597,7 @@ def join_states(
 def _matches(
     own: Sequence[Mapping[_Kind, Any]], groups: list[_Group], are_nested_one: bool
 ) -> list[_Group]:
-    """Returns which group of all parts each of a part is; new ones are appended."""
+    """Returns the joined group of each of a part's groups; new ones are appended."""
     found: dict[int, _Group] = {}
     free = list(groups)
     for is_like in (operator.eq, *[_are_nested] * are_nested_one):
@@ -644,11 +618,10 @@ def _are_nested(one: KeysView[Any], other: KeysView[Any]) -> bool:
 
 
 def checked_facts(facts: Any) -> Any:
-    """Returns the facts of a part, as somebody has saved them.
+    """Returns the facts of a part, once they are checked.
 
     Raises:
-      ValueError: one is missing, or is none that a table has: it would be in the way of its next
-        lookup, epoch or dump.
+      ValueError: one is missing or out of range: a later lookup, epoch or dump would fail.
     """
     if not isinstance(facts, Mapping):
         raise ValueError(f"{facts!r} are no facts")
@@ -670,20 +643,20 @@ def checked_facts(facts: Any) -> Any:
 
 
 def number_of(value: Any, least: int = 0, most: int = 1 << 62) -> int:
-    """Returns an integer, or raises ValueError if it is none, or not in these bounds."""
+    """Returns an integer from `least` to `most`, or raises ValueError."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{value!r} is no number from {least} to {most}")
     return value
 
 
 def join_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the facts of the rank with most lookups: no later one has seen any key."""
+    """Returns the facts of the part with the most lookups, so that no key was seen after them."""
     newest = max(parts, key=lambda facts: facts["num_lookups"])
     epochs = [facts["epoch"] for facts in parts if "epoch" in facts]
     return newest | ({"epoch": max(epochs)} if epochs else {})
 
 
 def without_slots(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns facts that do not say where the slots of an index are."""
+    """Drops the facts on the layout of slots."""
     of_slots = ("segment", "num_slots", "hash_seed")
     return {name: fact for name, fact in facts.items() if name not in of_slots}

@@ -6,8 +6,8 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch
+from sok_lite.engine.initializer import GivesFirstRows
 from sok_lite.engine.owner import MOD, OwnerRule
-from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.insert import DetInsertion, claim_rows

@@ -1,4 +1,4 @@
-"""Reads a table as arrays: in pieces, all of it, or the entries that a predicate chooses.
+"""Reads a table as arrays: in chunks, all of it, or the entries of a predicate.
 
 All but `is_below` and `chosen` are methods of `EmbeddingTable`. They change nothing.
 """
@@ -24,9 +24,9 @@ def export_chunk(table: TableParts, first_slot: int, num_slots: int) -> Entries:
 
 
 def chunks(table: TableParts, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
-    """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""
+    """Yields the whole table in chunks. Hold `lock` if it may change meanwhile."""
     first = 0
-    while first < table.index.num_slots:
+    while first < table.index.num_slots:  # it may grow
         yield export_chunk(table, first, num_slots)
         first += num_slots
 
@@ -34,7 +34,9 @@ def chunks(table: TableParts, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]
 @exclusive
 def export_rows(table: TableParts) -> tuple[Array, Array]:
     """Returns all keys, ascending, and their row numbers: (size,) key type, (size,) uint32."""
-    return _sort(table, export_chunk(table, 0, table.index.num_slots))
+    entries = export_chunk(table, 0, table.index.num_slots)
+    order = table.backend.xp.argsort(entries.keys)
+    return entries.keys[order], entries.rows[order]
 
 
 @exclusive
@@ -48,9 +50,9 @@ def export(
 
     Args:
       column: "value", or the name of an optimizer state, whose rows are float32.
-      out: gives memory for a number of rows; None: the backend's.
-      cutoff: leaves out the keys whose row, whatever the column, has nothing but
-        |element| < cutoff now; None: none.
+      out: allocates the result, for a number of rows; None: the backend does.
+      cutoff: leaves out the keys whose row, whatever the column, has only |element| < cutoff;
+        None: none.
 
     Raises:
       ValueError: the cutoff is not above 0.
@@ -67,10 +69,10 @@ def export(
 
 @exclusive
 def export_if(table: TableParts, predicate: Predicate) -> tuple[Array, Array]:
-    """Returns the entries that a predicate chooses, as `export` does all.
+    """Returns the keys and rows of a predicate, as `export` does all.
 
     Args:
-      predicate: such as `lambda entries: entries.scores >= 100`; called with some at a time.
+      predicate: such as `lambda entries: entries.scores >= 100`; called chunk by chunk.
     """
     keys, rows = _sorted_of(table, chosen(table, predicate))
     return keys, table.store.read(rows)
@@ -78,7 +80,7 @@ def export_if(table: TableParts, predicate: Predicate) -> tuple[Array, Array]:
 
 @exclusive
 def num_zero_rows(table: TableParts) -> int:
-    """Returns how many keys have a row of nothing but 0 now. It looks at every row."""
+    """Returns the number of keys whose row is all 0. It reads every row."""
     return sum(
         int(table.row_dtype.is_zero(table.backend.xp, entries.values).all(axis=1).sum())
         for entries in chunks(table)
@@ -87,20 +89,20 @@ def num_zero_rows(table: TableParts) -> int:
 
 @exclusive
 def shrunk_keys(table: TableParts) -> Array:
-    """Returns the keys that an optimizer has set to zero, (n,) of the key type, ascending.
+    """Returns the keys that an optimizer has set to 0, (n,) of the key type, ascending.
 
-    Their rows are nothing but 0 now, and an optimizer state is not what it began with: those of
-    group lasso, among others. It looks at every row, some at a time.
+    Their rows are all 0, and an optimizer state is not its initial value: group lasso does so. It
+    reads every row, chunk by chunk.
     """
     keys, _ = _sorted_of(table, chosen(table, partial(_is_shrunk, table)))
     return keys
 
 
 def _is_shrunk(table: TableParts, entries: Entries) -> Array:
-    """Returns which entries have a row of 0 and a state that has changed, (n,) bool."""
+    """Returns whether each entry has a row of 0 and a changed state, (n,) bool."""
     xp, store = table.backend.xp, entries.store
     is_shrunk = table.row_dtype.is_zero(xp, entries.values).all(axis=1)
-    # The states of few keys are read: most rows are not 0.
+    # Most rows are not 0: of them no state is read.
     at = xp.flatnonzero(is_shrunk)
     rows = xp.take(entries.rows, at)
     has_changed = xp.zeros(int(rows.size), bool)
@@ -112,7 +114,7 @@ def _is_shrunk(table: TableParts, entries: Entries) -> Array:
 
 
 def is_below(table: TableParts, cutoff: float) -> Predicate:
-    """Returns what chooses the keys of whose row every |element| < cutoff.
+    """Returns the predicate of rows with only |element| < cutoff.
 
     Raises:
       ValueError: the cutoff is not above 0.
@@ -125,10 +127,10 @@ def is_below(table: TableParts, cutoff: float) -> Predicate:
 
 
 def chosen(table: TableParts, predicate: Predicate) -> Iterator[Entries]:
-    """Yields the entries that a predicate chooses, in pieces. Raises ValueError where it gives no
-    bool for each key."""
+    """Yields the entries of a predicate, in chunks. Raises ValueError if it does not return a bool
+    for each key."""
     for entries in chunks(table):
-        # Copies: what is taken then is what is in the table, also where a predicate works in place.
+        # Copies: a predicate may work in place.
         keys, rows, scores = (each.copy() for each in (entries.keys, entries.rows, entries.scores))
         mask = table.backend.xp.asarray(predicate(Entries(keys, rows, scores, entries.store)))
         if mask.shape != entries.keys.shape or mask.dtype != np.bool_:
@@ -141,13 +143,9 @@ def chosen(table: TableParts, predicate: Predicate) -> Iterator[Entries]:
 
 
 def _sorted_of(table: TableParts, some: Iterator[Entries]) -> tuple[Array, Array]:
-    """Returns the keys and row numbers of several pieces together, by key."""
-    xp, pieces = table.backend.xp, list(some)
-    keys = xp.concatenate([entries.keys for entries in pieces])
-    rows = xp.concatenate([entries.rows for entries in pieces])
-    return _sort(table, Entries(keys, rows, rows, table.store))
-
-
-def _sort(table: TableParts, entries: Entries) -> tuple[Array, Array]:
-    order = table.backend.xp.argsort(entries.keys)
-    return entries.keys[order], entries.rows[order]
+    """Returns the keys and row numbers of several chunks together, by key."""
+    xp, all_entries = table.backend.xp, list(some)
+    keys = xp.concatenate([entries.keys for entries in all_entries])
+    rows = xp.concatenate([entries.rows for entries in all_entries])
+    order = xp.argsort(keys)
+    return keys[order], rows[order]

@@ -7,8 +7,8 @@ from typing import Any
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import is_integer, row_dtype
+from sok_lite.engine.initializer import GivesFirstRows
 from sok_lite.engine.owner import MOD, OwnerRule
-from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import CountedKeys, PendingCounts, draw_launch

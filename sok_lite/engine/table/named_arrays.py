@@ -1,9 +1,9 @@
 """A table's content as arrays and texts by name: the form of TensorFlow's and Keras' checkpoints.
 
-bridge/checkpoint.py lists the names. Optimizer states are one array, side by side, and a text says
-which columns are whose: JSON, a list of {name of a state: [its length, its initial value]}, first
-states that no optimizer keeps together, then those of each optimizer. Old ones have the first
-alone, no list.
+bridge/checkpoint.py lists the names. The optimizer states are columns of one array, which the text
+"state_columns" describes: a JSON list of objects, {name of a state: [its dim, its initial value]},
+first the states without an optimizer, then those of each optimizer. Old checkpoints have the first
+object alone, without a list.
 """
 
 import json
@@ -19,7 +19,7 @@ from sok_lite.engine.table.content import Content, check_sizes
 
 
 def named_arrays(content: Content) -> dict[str, Any]:
-    """Returns a content as what bridge/checkpoint.py lists: arrays and texts by name."""
+    """Returns a content as arrays and texts by name."""
     last_seen = content.pending["sighting_stamps"].astype(np.int64) << 32
     return {
         "keys": content.keys,
@@ -36,14 +36,14 @@ def named_arrays(content: Content) -> dict[str, Any]:
 
 
 def from_named_arrays(arrays: Mapping[str, Any], whose: str) -> Content:
-    """Returns the content of which `named_arrays` gave these.
+    """Returns the content that `named_arrays` gave.
 
     Args:
       arrays: texts may be bytes.
       whose: names the table in errors.
 
     Raises:
-      ValueError: they are not equally long, or the states are others than their text says.
+      ValueError: lengths differ, or the states are not those of their text.
     """
     pending = arrays["sightings"]
     columns = {name: arrays[name] for name in ("scores", "slots") if arrays[name].size}
@@ -65,7 +65,7 @@ def from_named_arrays(arrays: Mapping[str, Any], whose: str) -> Content:
 
 
 def columns_of(states: Sequence[State]) -> list[dict[str, Any]]:
-    """Returns what "state_columns" says of states, group by group."""
+    """Returns the description of states for "state_columns"."""
     columns: list[dict[str, Any]] = [{}]
     for state in states:
         while len(columns) <= (state.group or 0):
@@ -75,15 +75,15 @@ def columns_of(states: Sequence[State]) -> list[dict[str, Any]]:
 
 
 def states_of(rows: Any, grouped: Any, whose: str) -> list[State]:
-    """Returns the states of which rows are side by side.
+    """Splits the columns of an array into states.
 
     Args:
-      rows: (n, all of them) float32.
-      grouped: what "state_columns" says.
-      whose: for errors.
+      rows: (n, sum of their dims) float32.
+      grouped: the parsed "state_columns".
+      whose: names the table in errors.
 
     Raises:
-      ValueError: there are more or fewer columns than those.
+      ValueError: the array has more or fewer columns.
     """
     states, start = [], 0
     for number, group in enumerate([grouped] if isinstance(grouped, dict) else grouped):
@@ -100,13 +100,9 @@ def states_of(rows: Any, grouped: Any, whose: str) -> list[State]:
 
 
 def side_by_side(states: Sequence[State], n: int) -> np.ndarray:
-    """Returns the rows of states as one array, without a copy where they are parts of one.
+    """Joins the rows of states of n keys, on the host, to (n, sum of their dims) float32.
 
-    Args:
-      states: of n keys, on the host.
-
-    Returns:
-      (n, all of them) float32.
+    Adjacent columns of one array are not copied.
     """
     width = sum(state.dim for state in states)
     if n and width and _are_parts_of_one(states, 4 * width):

@@ -10,8 +10,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
+from sok_lite.engine.initializer import GivesFirstRows
 from sok_lite.engine.owner import MOD, OwnerRule
-from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers

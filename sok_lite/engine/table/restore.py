@@ -1,23 +1,21 @@
-"""Restores a table: what was saved fills a new index and new rows, which take the place of the old.
+"""Restores a table: saved parts fill a new index and new rows, which then replace the old ones.
 
-A table that comes back evicts, admits and expires as it would have done: scores, the number of the
-lookup that last saw each key and its time, and the pending counts of keys without a row come with
-the keys. Keys are read first, with what is known of them, and get rows; then column after column of
-rows. What is in memory beside the new table is a chunk, and at most the row numbers of the keys.
+The restored table evicts, admits and expires as the saved one would have: scores, the lookup that
+last saw each key and its time, and the counts of pending keys come with the keys. Keys come first,
+with their scores and lookups, and get rows; then each column of rows is written. Beside the new
+table this takes the memory of a chunk, and at most that of the keys' row numbers.
 
-Nobody else sees what is new until `swap_all`: a restore that fails leaves the table
-as it was.
+Nobody sees the new content before `swap_all`: a restore that fails leaves the table as it was.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from sok_lite.backend import Array, Backend
+from sok_lite.backend import Array
 from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.optimizer_states import (
@@ -38,7 +36,6 @@ from sok_lite.engine.table.content import (
     Content,
     Saved,
     SavedPart,
-    SavedRows,
     TablePart,
     as_saved,
     join_states,
@@ -56,84 +53,65 @@ from sok_lite.engine.table.table import EmbeddingTable
 
 _log = logging.getLogger("sok_lite")
 
-_TAKEN = 1 << 20  # rows that are taken at once
-_SCANNED = 1 << 18  # slots of an index that are looked at together
-# The largest index that is made because a file says so: so many slots, or so many a key. Fewer keys
-# than that find room in any smaller one.
-_SMALL, _MOST_SLOTS_A_KEY = 1 << 16, 64
-# Seeds that are tried where keys must have other slots than they had: a full table of small buckets
-# may have no room for all of them by one seed, and room by another.
-_MOST_SEEDS = 4
+_ROWS_AT_ONCE = 1 << 20  # that are allocated or placed
+_SLOTS_AT_ONCE = 1 << 18  # of an index that are scanned
+# A saved capacity is believed up to so many slots, or so many a key: a corrupt file may claim any.
+# Fewer keys than that fit any smaller index.
+_SMALL, _MAX_SLOTS_PER_KEY = 1 << 16, 64
+# Seeds tried if keys cannot have their old slots: a full table of small buckets may have room for
+# all keys under one seed, and not under another.
+_MAX_SEEDS = 4
 # The row number of a key that has a slot and is not selected yet: no table has so many rows.
-_TO_BE_SELECTED = NO_ROW - 1
-# Keys that are inserted together where scores decide: so large a share of `max_capacity`.
-_SHARE_OF_A_BATCH = 64
-_BITS = 16  # of a score that are looked at in one pass
-# Strategies whose scores do not say when a key was looked up: they mean the same in all tables.
+_UNSELECTED = NO_ROW - 1
+_BATCHES = 64  # in which keys are inserted by score: each is this fraction of `max_capacity`
+_RADIX_BITS = 16  # of scores that one pass of the selection counts
+# Strategies whose scores do not depend on the lookups of a table: they mean the same in all tables.
 _TIMELESS = ("kLfu", "kCustomized")
 
 AnyIndex: TypeAlias = DetIndex | HkvIndex
-
-
-# Puts what was made in the place of what there is; it cannot fail.
+# Replaces a table's content by the restored one. It cannot fail.
 Swap: TypeAlias = Callable[[], None]
 
 
 class NoRoomError(ValueError):
-    """A table that evicts has fewer slots than the keys that were saved need."""
-
-
-class Filled(NamedTuple):
-    """What a table is to hold, complete, for `swap_of`.
-
-    Attributes:
-      new_index, store, tiers, pending: as a table has them.
-      facts: of what was saved.
-    """
-
-    new_index: AnyIndex
-    store: RowStore
-    tiers: RowTiers | None
-    pending: PendingCounts | None
-    facts: Mapping[str, Any]
+    """A table that evicts has too few slots for the saved keys."""
 
 
 def restore(table: EmbeddingTable, content: Saved | Content) -> None:
-    """Makes a table hold what was saved and no other keys. Counters begin anew, and so does a log
-    of removals.
+    """Replaces the content of a table. Counters and the log of removals restart.
 
-    All that it is to hold is made beside what it holds, and takes its place in one piece. So until
-    then there must be memory for both, unless the table is empty.
+    The new content is made beside the old one and takes its place in one piece. So there must be
+    memory for both, unless the table is empty.
 
-    The kinds and options of the two tables may differ: scores are taken over between equal
-    strategies only, and else begin as those of new keys. Rows of the highest scores come near.
+    Kind and options of the saved table may differ. Scores are taken over between equal strategies;
+    otherwise they are those of new keys. Rows with the highest scores become near.
 
-    Of the states those of an optimizer that uses the table go on with the first that fit. Where
-    there are more such optimizers the others have copies, in the same order: one may be that of the
-    checkpoint, made anew. Where none fit they begin anew. What nobody takes is free.
+    An optimizer of the table continues with the first saved states that fit. Further optimizers
+    with such states get copies, in the same order: each may be that of the checkpoint, made anew.
+    States start anew if none fit, and saved ones that no optimizer takes stay free.
 
     Raises:
-      ValueError: the keys do not fit the key type or `max_capacity`, or what was saved contradicts
+      ValueError: the keys do not fit the key type or `max_capacity`, or the content contradicts
         itself. The table is as it was.
       MemoryError: no memory for keys and rows; the table is as it was.
     """
     saved = as_saved(table, [content]) if isinstance(content, Content) else content
-    changing_alone(table, lambda: swap_all([table], [swap_of(table, fill(table, saved))]))
+    changing_alone(table, lambda: swap_all([table], [prepare_restore(table, saved)]))
 
 
-def fill(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> Filled:
-    """Makes what a table holds once it is restored. Hold it from before that until it is swapped.
+def prepare_restore(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> Swap:
+    """Makes the new content of a table, for `swap_all`. Lock the table from before until then.
 
     Args:
-      evicts: whether keys that find no room are left out, those of the lowest scores; else they are
-        an error.
+      evicts: whether keys without room, those of the lowest scores, are left out; else they are an
+        error.
 
     Raises:
-      ValueError: the keys do not fit, or what was saved contradicts itself. MemoryError: no memory
-        for it beside the table. Whatever reading a part raises.
+      ValueError: the keys do not fit, or the content contradicts itself. MemoryError: no memory
+        for it beside the table. And all that reading a part raises.
     """
     try:
-        return _fill(table, saved, evicts)
+        return _prepare(table, saved, evicts)
     except MemoryError as error:
         size = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
         raise MemoryError(
@@ -142,25 +120,8 @@ def fill(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> Filled
         ) from error
 
 
-def swap_of(table: EmbeddingTable, filled: Filled) -> Swap:
-    """Returns what gives a table what `fill` has made, for `swap_all`."""
-    now, spans = filled.facts["num_lookups"], filled.facts.get("spans")
-    log = None if table.removals is None else table.removals.begun_anew(now)
-    restart_clock = table.clock.restarting(now, None if spans is None else Spans.of(spans, now))
-
-    def swap() -> None:
-        restart_clock()
-        table.set_parts(filled.new_index, filled.store)
-        table.tiers, table.pending, table.removals = filled.tiers, filled.pending, log
-        table.counters.reset()
-        table.renew()
-        forget(table)
-
-    return swap
-
-
 def swap_all(tables: Sequence[EmbeddingTable], swaps: Sequence[Swap]) -> None:
-    """Gives tables what `fill` has made for each, all of them together."""
+    """Replaces the content of tables, all of them together."""
     old = [table.store for table in tables]
     with uninterrupted():
         for swap in swaps:
@@ -169,182 +130,187 @@ def swap_all(tables: Sequence[EmbeddingTable], swaps: Sequence[Swap]) -> None:
         store.close_far()
 
 
-def _fill(table: EmbeddingTable, saved: Saved, evicts: bool) -> Filled:
-    index, selection, parts = _rebuild(table, saved, evicts)
+def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> Swap:
+    now, spans = saved.facts["num_lookups"], saved.facts.get("spans")
+    index, selection = _rebuild(table, saved, evicts)
     warn_of_repeated(f"table {table.name!r}", selection.num_repeated)
     store, n = table.store.emptied(), selection.num_rows
     store.reserve(n)
-    for first in range(0, n, _TAKEN):  # from 0 on: it is new
-        store.allocate(min(_TAKEN, n - first))
+    for first in range(0, n, _ROWS_AT_ONCE):  # it is new: row numbers start at 0
+        store.allocate(min(_ROWS_AT_ONCE, n - first))
     tiers = pending = None
     if isinstance(table, HkvTable) and isinstance(index, HkvIndex):
         tiers = RowTiers(store)
         if store.near_rows is not None:
-            moved = _place_in_tiers(index, store.near_rows, tiers, saved.facts["num_lookups"])
-            parts = [selected._replace(moved=moved) for selected in parts]
-    for selected in parts:  # now that all keys have the rows that they keep
-        selection.select_older(selected)
-    _write_rows(table, saved, parts, store)
+            selection.moved = _place_in_tiers(index, store.near_rows, tiers, now)
+    selection.select_older_rows()  # now that rows do not move any more
+    _write_rows(table, saved, selection, store)
     if isinstance(table, HkvTable) and table.pending is not None:
         pending = table.pending.emptied()
         _restore_pending(pending, saved, selection, index)
-    return Filled(index, store, tiers, pending, saved.facts)
+    removals = None if table.removals is None else table.removals.begun_anew(now)
+    restart_clock = table.clock.restarting(now, None if spans is None else Spans.of(spans, now))
+
+    def swap() -> None:
+        restart_clock()
+        table.set_parts(index, store)
+        table.tiers, table.pending, table.removals = tiers, pending, removals
+        table.counters.reset()
+        table.renew()
+        forget(table)
+
+    return swap
 
 
 # ---- which keys count ----------------------------------------------------------------------------
 
 
-class ChunkRows(NamedTuple):
-    """The row numbers of a chunk's keys: those of an own file take no memory.
+class _ChunkRows(NamedTuple):
+    """The rows of a chunk's keys that count.
 
     Attributes:
-      size: how many keys.
-      counts: which of them count, as bits on the host; None: all.
-      rows: the row numbers of those, uint32 on the device; a range where they follow each other.
+      size: number of keys in the chunk.
+      bits: which of them count, packed, on the host; None: all.
+      rows: their row numbers, uint32 on the device; a range if consecutive, which takes no memory.
     """
 
     size: int
-    counts: np.ndarray | None
+    bits: np.ndarray | None
     rows: range | Array
 
-    @staticmethod
-    def of(backend: Backend, counts: Array, rows: range | Array) -> "ChunkRows":
-        """Returns those of keys of which some count, (k,) bool."""
-        is_all = len(rows) == counts.size
-        bits = None if is_all else np.packbits(backend.to_host(counts))
-        return ChunkRows(int(counts.size), bits, rows)
 
+class KeySelection:
+    """Selects the keys of parts that count, and numbers their rows from 0 on as they come.
 
-class Selected(NamedTuple):
-    """The keys of a part that count, each with its row number.
+    The first of repeated keys counts.
+
+    Args:
+      table: whose keys they are.
+      find: returns the row numbers of keys (k,) int64, which may repeat: (k,) uint32, at least
+        `_UNSELECTED` for keys that are not selected yet.
+      unselected: what `find` returns for keys that may be selected.
 
     Attributes:
-      part: the part.
-      chunks: the row numbers of each chunk of its keys.
-      older: of each of `part.older` the same.
-      moved: (all keys,) uint32, the row of each key, by its number; None: its number is its row.
+      num_rows: number of keys that count.
+      num_repeated: number of repeated keys, without those of `is_own` parts.
+      moved: (num_rows,) uint32, the final row of each selected key; None: the number it got.
     """
 
-    part: SavedPart
-    chunks: list[ChunkRows]
-    older: list[list[ChunkRows]]
-    moved: Array | None = None
+    def __init__(
+        self, table: AnyTable, find: Callable[[Array], Array], unselected: int = NO_ROW
+    ) -> None:
+        self._table, self._backend = table, table.backend
+        self._find, self._unselected = find, np.uint32(unselected)
+        self._parts: list[SavedPart] = []
+        # Of each part the chunks of its own file, then of those that it continues.
+        self._chunks: list[list[list[_ChunkRows]]] = []
+        self.num_rows = self.num_repeated = 0
+        self.moved: Array | None = None
 
-    def read(self, backend: Backend, name: str | int) -> Iterator[tuple[Array, Array]]:
-        """Yields row numbers and a column, in chunks that have keys that count: (k,) uint32 on the
-        device, NO_ROW where a key does not, and (k, dim)."""
-        files: list[tuple[SavedRows, list[ChunkRows]]]
-        files = [(self.part, self.chunks[: self.part.num_with_rows])]
-        for rows, chunks in [*files, *zip(self.part.older, self.older, strict=True)]:
+    def keys(self, keys: Array) -> Array:
+        """Converts keys of the table's key type to int64 on its device."""
+        device = self._backend.from_host(keys)
+        whose = f"keys of {self._table.name!r}"
+        return self._table.key_dtype.to_int64(self._backend.xp, device, whose)
+
+    def select(self, part: SavedPart) -> Iterator[tuple[Array, int, Array | None]]:
+        """Selects the keys of a part, in chunks. `find` must know those of a chunk before the next
+        chunk is taken.
+
+        Yields:
+          The selected keys, (k,) int64; the row number of the first, which the others follow; and
+          which keys of the chunk they are, (chunk,) bool, None: all.
+        """
+        xp, chunks = self._backend.xp, list[_ChunkRows]()
+        self._parts.append(part)
+        self._chunks.append([chunks])
+        for keys in part.read("keys"):
+            is_owned = np.True_
+            if part.owns is not None:
+                is_owned = self._backend.from_host(part.owns(self._backend.to_host(keys)))
+            keys, first = self.keys(keys), self.num_rows
+            found = self._find(keys)
+            is_repeated = ~are_first(xp, keys) | (found < np.uint32(_UNSELECTED))
+            if not part.is_own:
+                self.num_repeated += int(xp.count_nonzero(is_repeated & is_owned))
+            mask = (found == self._unselected) & ~is_repeated & is_owned
+            self.num_rows += int(xp.count_nonzero(mask))
+            chunks.append(self._chunk(mask, range(first, self.num_rows)))
+            if chunks[-1].bits is None:
+                yield keys, first, None
+            else:
+                yield keys[mask], first, mask
+
+    def select_older_rows(self) -> None:
+        """Selects the rows of keys that are in files which their part continues, newest first.
+
+        Raises:
+          ValueError: a key has no row.
+        """
+        xp = self._backend.xp
+        for part, files in zip(self._parts, self._chunks, strict=True):
+            if part.num_with_rows is None:
+                continue
+            is_left = xp.zeros(self.num_rows + 1, bool)  # the last stands for keys without a row
+            for chunk in files[0][part.num_with_rows :]:
+                is_left[self._rows_of(chunk).astype(np.int64)] = True
+            del files[0][part.num_with_rows :]
+            for file in part.older:
+                files.append([])
+                for keys in file.read("keys"):
+                    keys = self.keys(keys)
+                    rows = xp.minimum(self._find(keys), np.uint32(self.num_rows))
+                    mask = is_left[rows.astype(np.int64)] & are_first(xp, keys)
+                    rows = rows[mask]
+                    is_left[rows.astype(np.int64)] = False
+                    files[-1].append(self._chunk(mask, rows))
+            num_left = int(xp.count_nonzero(is_left))
+            if num_left:
+                raise part.corrupt(
+                    f"{num_left:,} of its keys have no row there, nor in the files that it "
+                    "continues"
+                )
+
+    def read(self, number: int, name: str | int) -> Iterator[tuple[Array, Array]]:
+        """Yields a column of a part with its rows, in chunks, after `select_older_rows`.
+
+        Args:
+          number: of the part, in the order of selection.
+          name: as in `SavedRows.read`.
+
+        Yields:
+          Row numbers, (k,) uint32 on the device, NO_ROW for keys that do not count, and (k, dim).
+        """
+        part = self._parts[number]
+        for file, chunks in zip([part, *part.older], self._chunks[number], strict=True):
             wanted = [i for i, chunk in enumerate(chunks) if len(chunk.rows)]
-            # None come of a state that is younger than a file: it has its initial value.
-            for i, values in zip(wanted, rows.read(name, wanted), strict=False):
-                yield self._rows_of(backend, chunks[i]), values
+            # A file older than a state has none of it: the rows keep its initial value.
+            for i, values in zip(wanted, file.read(name, wanted), strict=False):
+                chunk = chunks[i]
+                rows = self._rows_of(chunk)
+                if chunk.bits is not None:
+                    bits = np.unpackbits(chunk.bits, count=chunk.size).view(bool)
+                    whole = self._backend.xp.full(chunk.size, NO_ROW, np.uint32)
+                    whole[self._backend.from_host(bits)] = rows
+                    rows = whole
+                yield rows, values
 
-    def counting_rows(self, backend: Backend, chunk: ChunkRows) -> Array:
+    def _chunk(self, mask: Array, rows: range | Array) -> _ChunkRows:
+        is_all = len(rows) == mask.size
+        bits = None if is_all else np.packbits(self._backend.to_host(mask))
+        return _ChunkRows(int(mask.size), bits, rows)
+
+    def _rows_of(self, chunk: _ChunkRows) -> Array:
         """Returns the row numbers of the keys of a chunk that count, (k,) uint32."""
         if not isinstance(chunk.rows, range):
             return chunk.rows
         if self.moved is not None:
             return self.moved[chunk.rows.start : chunk.rows.stop]
-        return backend.xp.arange(chunk.rows.start, chunk.rows.stop, dtype=np.uint32)
-
-    def _rows_of(self, backend: Backend, chunk: ChunkRows) -> Array:
-        rows = self.counting_rows(backend, chunk)
-        if chunk.counts is None:
-            return rows
-        whole = backend.xp.full(chunk.size, NO_ROW, np.uint32)
-        bits = np.unpackbits(chunk.counts, count=chunk.size).view(bool)
-        whole[backend.from_host(bits)] = rows
-        return whole
-
-
-class KeySelection:
-    """Selects keys: of one that comes again the first counts. They are numbered as they come.
-
-    Args:
-      table: whose keys they are.
-      find: returns the row numbers of keys (k,) int64, which may repeat: (k,) uint32, NO_ROW for
-        others than those that count.
-      insert: called for each chunk with the keys (k,) int64 that count, distinct and not there; the
-        row number of the first of them, which the others follow; and which of the chunk's they are,
-        (chunk,) bool, or None: all. It returns how many it has refused.
-      keeps: says which of some keys (k,) int64 may count, (k,) bool; None: all.
-
-    Attributes:
-      num_rows: how many keys count.
-      num_repeated: how many have come again that should not.
-      num_refused: how many `insert` has refused.
-    """
-
-    def __init__(
-        self,
-        table: AnyTable,
-        find: Callable[[Array], Array],
-        insert: Callable[[Array, int, Array | None], int],
-        keeps: Callable[[Array], Array] | None = None,
-    ) -> None:
-        self._table, self._backend = table, table.backend
-        self._find, self._insert, self._keeps = find, insert, keeps
-        self.num_rows = self.num_repeated = self.num_refused = 0
-
-    def keys(self, keys: Array) -> Array:
-        """Returns keys of the table's key type as int64 on its device."""
-        device = self._backend.from_host(keys)
-        whose = f"keys of {self._table.name!r}"
-        return self._table.key_dtype.to_int64(self._backend.xp, device, whose)
-
-    def select(self, part: SavedPart) -> Selected:
-        """Inserts the keys of a part that count."""
-        return Selected(part, [self._rows(part, keys) for keys in part.read("keys")], [])
-
-    def _rows(self, part: SavedPart, keys: Array) -> ChunkRows:
-        xp, is_own = self._backend.xp, np.True_
-        if part.owns is not None:
-            is_own = self._backend.from_host(part.owns(self._backend.to_host(keys)))
-        keys, first = self.keys(keys), self.num_rows
-        is_new = are_first(xp, keys) & (self._find(keys) == np.uint32(NO_ROW))
-        if not part.may_repeat:
-            self.num_repeated += int(xp.count_nonzero(~is_new & is_own))
-        counts = is_new & is_own
-        if self._keeps is not None:
-            counts &= self._keeps(keys)
-        self.num_rows += int(xp.count_nonzero(counts))
-        rows = range(first, self.num_rows)
-        some = (keys, first, None) if len(rows) == keys.size else (keys[counts], first, counts)
-        self.num_refused += self._insert(*some)
-        return ChunkRows.of(self._backend, counts, rows)
-
-    def select_older(self, selected: Selected) -> None:
-        """Selects the rows of a part that the files it continues have, newest first.
-
-        Raises:
-          ValueError: a key has no row.
-        """
-        xp, part = self._backend.xp, selected.part
-        if part.num_with_rows is None:
-            return
-        is_left = xp.zeros(self.num_rows + 1, bool)  # the last stands for keys without a row
-        for chunk in selected.chunks[part.num_with_rows :]:
-            is_left[selected.counting_rows(self._backend, chunk).astype(np.int64)] = True
-        for file in part.older:
-            selected.older.append([])
-            for keys in file.read("keys"):
-                keys = self.keys(keys)
-                rows = xp.minimum(self._find(keys), np.uint32(self.num_rows))
-                is_wanted = is_left[rows.astype(np.int64)] & are_first(xp, keys)
-                rows = rows[is_wanted]
-                is_left[rows.astype(np.int64)] = False
-                selected.older[-1].append(ChunkRows.of(self._backend, is_wanted, rows))
-        num_left = int(xp.count_nonzero(is_left))
-        if num_left:
-            raise part.corrupt(
-                f"{num_left:,} of its keys have no row there, nor in the files that it continues"
-            )
+        return self._backend.xp.arange(chunk.rows.start, chunk.rows.stop, dtype=np.uint32)
 
 
 def are_first(xp: Any, keys: Array) -> Array:
-    """Returns of each key (k,) whether none before is equal."""
+    """Returns whether each key is the first of its equals, (k,) bool."""
     is_first = xp.ones(keys.size, bool)
     # Most are distinct: to sort them alone takes less than half the time.
     ordered = xp.sort(keys)
@@ -357,20 +323,17 @@ def are_first(xp: Any, keys: Array) -> Array:
 # ---- the index -----------------------------------------------------------------------------------
 #
 # A full "hybrid" table must hold all of its keys again, and in another order of insertion some
-# might find both of their buckets full: so where the slots are known they are used, if buckets and
-# segments are of the same size. Where more keys come than fit, those of the highest scores may be
-# kept.
-
-
-_Rebuilt: TypeAlias = tuple[AnyIndex, KeySelection, list[Selected]]
+# might find both of their buckets full. So keys return to their slots if these are known, and
+# buckets and segments have the same size. If more keys come than fit, those of the highest scores
+# may be kept.
 
 
 class _CannotUseSlotsError(Exception):
-    """Not all keys count: slots say something of all keys together."""
+    """Some keys do not count: slots are right only for all keys together."""
 
 
-def _rebuild(table: EmbeddingTable, saved: Saved, evicts: bool) -> _Rebuilt:
-    """Returns a new index like that of a table, with the keys that count and what is known of them.
+def _rebuild(table: EmbeddingTable, saved: Saved, evicts: bool) -> tuple[AnyIndex, KeySelection]:
+    """Returns a new index with the keys that count.
 
     Raises:
       ValueError: they do not fit the key type, or contradict their slots.
@@ -381,18 +344,17 @@ def _rebuild(table: EmbeddingTable, saved: Saved, evicts: bool) -> _Rebuilt:
         assert isinstance(table.index, DetIndex)
         index = table.index.emptied()
         index.make_room(saved.num_keys)
-        return _insert_all(table, saved, index, partial(_insert, index))
+        return index, _insert_all(table, saved, index, partial(_insert, index))[0]
     made = _in_their_slots(table, saved)
     if made is not None:
         return made
     seed, num_refused = new_seed(), 0
-    for _ in range(_MOST_SEEDS):
+    for _ in range(_MAX_SEEDS):
         other = _emptied(table, saved, None, seed)
         other.make_room(saved.num_keys)
-        made = _insert_all(table, saved, other, other.insert_all)
-        num_refused = made[1].num_refused
+        selection, num_refused = _insert_all(table, saved, other, other.insert_all)
         if not num_refused:
-            return made
+            return other, selection
         seed = seed_after(seed)
     if evicts:
         return _by_score(table, saved)
@@ -415,36 +377,35 @@ def _insert_all(
     saved: Saved,
     index: AnyIndex,
     insert: Callable[..., int],
-    find: Callable[[Array], Array] | None = None,
-    keeps: Callable[[Array], Array] | None = None,
-) -> _Rebuilt:
-    """Selects keys and gives them to an index, with what is known of them.
+    unselected: int = NO_ROW,
+) -> tuple[KeySelection, int]:
+    """Selects keys and inserts them into an index, with their scores and last lookups.
 
     Args:
-      insert: takes keys (k,) int64 that are not there, and `first`, the number of the row that the
-        first of them gets, and the others the next; returns how many it has refused.
-      find, keeps: of `KeySelection`; None: all that are in the index, or may be.
+      insert: takes new keys (k,) int64, and `first`, the row number of the first, which the others
+        follow; returns how many found no room.
+      unselected: as in `KeySelection`.
+
+    Returns:
+      The selection, and how many keys found no room.
     """
-    seen = chain.from_iterable(_seen(table, index, saved, part) for part in saved.parts)
-
-    def insert_seen(keys: Array, first: int, counts: Array | None) -> int:
-        num_refused = insert(keys, first=first)
-        last_seen, scores = next(seen)
-        if counts is not None:
-            last_seen, scores = last_seen[counts], None if scores is None else scores[counts]
-        if isinstance(index, HkvIndex):
-            index.update(keys, scores=scores, last_seen=last_seen)
-        else:
-            index.update(keys, last_seen=last_seen)
-        return num_refused
-
-    find = find or (lambda keys: index.find(keys).rows)
-    selection = KeySelection(table, find, insert_seen, keeps)
-    return index, selection, [selection.select(part) for part in saved.parts]
+    selection = KeySelection(table, lambda keys: index.find(keys).rows, unselected)
+    num_refused = 0
+    for part in saved.parts:
+        chunks = zip(selection.select(part), _seen(table, index, saved, part), strict=True)
+        for (keys, first, mask), (last_seen, scores) in chunks:
+            num_refused += insert(keys, first=first)
+            if mask is not None:
+                last_seen, scores = last_seen[mask], None if scores is None else scores[mask]
+            if isinstance(index, HkvIndex):
+                index.update(keys, scores=scores, last_seen=last_seen)
+            else:
+                index.update(keys, last_seen=last_seen)
+    return selection, num_refused
 
 
 def _emptied(table: HkvTable, saved: Saved, *size_and_seed: int | None) -> HkvIndex:
-    """Returns an index like that of a table without keys, in the epoch that was saved."""
+    """Returns an empty index like that of a table, in the saved epoch."""
     index = table.index.emptied(*size_and_seed)
     index.epoch = saved.facts["epoch"] if _is_of_strategy(index, saved) else table.index.epoch
     return index
@@ -453,9 +414,9 @@ def _emptied(table: HkvTable, saved: Saved, *size_and_seed: int | None) -> HkvIn
 def _seen(
     table: EmbeddingTable, index: AnyIndex, saved: Saved, part: SavedPart
 ) -> Iterator[tuple[Array, Array | None]]:
-    """Yields when a chunk's keys were last seen, and their scores; None: the same numbers."""
+    """Yields, for each chunk, the last lookups of its keys and their scores; None: the same."""
     device, xp = table.backend.from_host, table.backend.xp
-    # No lookup has seen a key that is still to come: it would not be evicted or expire.
+    # A key seen by a lookup that is still to come would be neither evicted nor expired.
     latest, saved_scores = np.uint32(saved.facts["num_lookups"]), None
     if _is_of_strategy(index, saved) and index.has_scores and saved.has_scores:
         saved_scores = part.read("scores")
@@ -469,12 +430,12 @@ def _seen(
 
 
 def _is_of_strategy(index: AnyIndex, saved: Saved) -> bool:
-    """Whether scores and epochs of what was saved say something in an index."""
+    """Whether saved scores and epochs are those of an index's strategy."""
     return isinstance(index, HkvIndex) and saved.facts.get("strategy") == index.strategy
 
 
 def _no_room(table: HkvTable, saved: Saved, num_refused: int) -> str:
-    """Returns what an error says of keys that find no slot."""
+    """Returns the text of a `NoRoomError`."""
     facts, capacity = saved.facts, saved.facts.get("capacity", 0)
     n, has, bucket = saved.num_keys, table.index.max_capacity, table.index.bucket
     room = "no limit"
@@ -492,20 +453,18 @@ def _no_room(table: HkvTable, saved: Saved, num_refused: int) -> str:
     return f"{text}{more}, or leave the keys of the lowest scores out: on_full='evict' of sok.load."
 
 
-def _by_score(table: HkvTable, saved: Saved) -> _Rebuilt:
+def _by_score(table: HkvTable, saved: Saved) -> tuple[HkvIndex, KeySelection]:
     """Returns a new index with as many of the keys as find room, those of higher scores first.
 
-    So a key is left out only where both of its buckets are full of keys with scores that are no
-    lower. Of the keys that are inserted together, a 64th of the table, each may come before any
-    other; the logger "sok_lite" says how many are left out. It needs some 40 bytes a key on the
-    host.
+    So a key is left out only if both of its buckets are full of keys with scores that are no
+    lower. Within a batch, a 64th of the table, keys come in any order. The logger "sok_lite" warns
+    of how many are left out. It takes some 40 bytes a key on the host.
     """
-    index, xp = _emptied(table, saved, None, new_seed()), table.backend.xp
-    device = table.backend.from_host
+    index, device = _emptied(table, saved, None, new_seed()), table.backend.from_host
     keys, scores = _keys_with_scores(table, saved, index)
     order = np.argsort(~scores, kind="stable")
     index.make_room(keys.size)
-    step, num_left_out = max(1, index.max_capacity // _SHARE_OF_A_BATCH), 0
+    step, num_left_out = max(1, index.max_capacity // _BATCHES), 0
     for at in range(0, keys.size, step):
         num_left_out += index.insert_all(device(keys[order[at : at + step]]))
     _log.warning(
@@ -513,29 +472,20 @@ def _by_score(table: HkvTable, saved: Saved) -> _Rebuilt:
         "max_capacity is %s.",
         *(table.name, f"{num_left_out:,}", f"{keys.size:,}", f"{index.max_capacity:,}"),
     )
-    # Those that have found room get their rows when they are selected.
     held = index.entries().keys
-    index.update(held, xp.full(held.size, _TO_BE_SELECTED, np.uint32))
+    index.update(held, table.backend.xp.full(held.size, _UNSELECTED, np.uint32))
 
     def insert(keys: Array, first: int) -> int:
         index.update(keys, _rows_from(index, first, keys))
         return 0
 
-    def find(keys: Array) -> Array:
-        rows = index.find(keys).rows
-        return xp.where(rows == np.uint32(_TO_BE_SELECTED), np.uint32(NO_ROW), rows)
-
-    def keeps(keys: Array) -> Array:
-        return index.find(keys).rows != np.uint32(NO_ROW)
-
-    return _insert_all(table, saved, index, insert, find, keeps)
+    return index, _insert_all(table, saved, index, insert, _UNSELECTED)[0]
 
 
 def _keys_with_scores(
     table: HkvTable, saved: Saved, index: HkvIndex
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct keys that count, (n,) int64 on the host, and their scores there, (n,)
-    uint64."""
+    """Returns the distinct keys of this rank and their scores, on the host: (n,) int64, uint64."""
     host, kind = table.backend.to_host, table.key_dtype
     all_keys, all_scores = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
     for part in saved.parts:
@@ -550,26 +500,24 @@ def _keys_with_scores(
     return keys[distinct], its_scores[distinct]
 
 
-def _in_their_slots(table: HkvTable, saved: Saved) -> _Rebuilt | None:
-    """Returns an index that has the keys where they were; None: they have to be inserted."""
+def _in_their_slots(table: HkvTable, saved: Saved) -> tuple[HkvIndex, KeySelection] | None:
+    """Returns an index with the keys in their saved slots; None: they have to be inserted."""
     index, facts, n = table.index, saved.facts, saved.num_keys
     if len(saved.parts) > 1 or "slots" not in saved.parts[0].columns:
         return None
     capacity, num_slots = (facts.get(name, 0) for name in ("capacity", "num_slots"))
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.sizes.unit)
-    # As of an index that has so many slots, or the next size that it grows to step by step: by a
-    # segment each, where it has several. Growth relies on it.
+    # Growth relies on it: between two capacities an index grows by whole segments.
     is_capacity = (
         capacity.bit_count() == 1
         and index.bucket <= capacity <= num_slots < 2 * capacity
         and num_slots % min(capacity, index.sizes.unit) == 0
-        and num_slots <= min(index.max_capacity, max(_SMALL, _MOST_SLOTS_A_KEY * n))
+        and num_slots <= min(index.max_capacity, max(_SMALL, _MAX_SLOTS_PER_KEY * n))
     )
     if not is_same or not is_capacity:
         return None
-    # Files of before there were seeds name none.
-    seed = facts.get("hash_seed", 0)
-    # Where there is no key, nothing depends on a seed that the file makes known.
+    seed = facts.get("hash_seed", 0)  # old files have none
+    # A seed that files make known is kept only if slots depend on it.
     other = _emptied(table, saved, num_slots, seed if n else new_seed())
     slots: Iterator[Array] = saved.parts[0].read("slots")
 
@@ -581,24 +529,25 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> _Rebuilt | None:
         return 0
 
     try:
-        made = _insert_all(table, saved, other, insert)
+        selection, _ = _insert_all(table, saved, other, insert)
     except _CannotUseSlotsError:
         return None
     other.begin_from(capacity)
-    return made
+    return other, selection
 
 
 def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None:
-    """Puts distinct keys, which are not there, where they were in another index like this one.
+    """Puts new keys into the slots that they had in another index of this layout.
 
     Nothing else may use the index meanwhile, and `begin_from` follows.
 
     Args:
-      slots: (n,) int64, their numbers there.
-      first: their row numbers begin with it.
+      keys: (n,) int64, distinct.
+      slots: (n,) int64, slot numbers.
+      first: row number of the first key, which the others follow.
 
     Raises:
-      ValueError: a slot is none of its key's, or has another key.
+      ValueError: a slot is not one of its key's, or taken.
     """
     xp, host, num_slots = index.backend.xp, index.backend.to_host, index.directory.num_slots
     if keys.size == 0:
@@ -626,7 +575,7 @@ def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None
             places = slots[begin:end] - start
             is_free = bool((segment.slots[places, 0] == np.int64(index.reserved_keys()[0])).all())
             segment.slots[places, 0] = sorted_keys[begin:end]
-            # As insertion notes it, in the lines where such keys are looked for first.
+            # As insertion does: a search for such a key starts in its first line.
             assert segment.overflows is not None and segment.digests is not None
             away = first_line[begin:end][is_away[begin:end]]
             segment.overflows[away - start // LINE] = 1
@@ -647,14 +596,15 @@ def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None
 
 
 def _place_in_tiers(index: HkvIndex, num_near: int, tiers: RowTiers, latest: int) -> Array | None:
-    """Gives the keys of the highest scores near rows, those below `num_near`, and notes whose rows
-    they are. Of equal scores the first come near.
+    """Gives the keys with the highest scores near rows, those below `num_near`.
+
+    Of equal scores the first come near.
 
     Args:
       latest: number of the last lookup, which no key was seen after.
 
     Returns:
-      (n,) uint32, by its number the row that a key has now; None: all are near, or far.
+      (n,) uint32, the new row of each row; None: no row has moved.
     """
     moved = None
     if 0 < num_near < index.size:
@@ -669,16 +619,16 @@ def _place_in_tiers(index: HkvIndex, num_near: int, tiers: RowTiers, latest: int
 
 
 def _rows_by_score(index: HkvIndex, num_near: int, latest: int) -> Array:
-    """Returns the rows of the keys of an index in two tiers, (n,) uint32, by their numbers."""
+    """Returns the new row of each row of an index with two tiers, (n,) uint32."""
     xp, n = index.backend.xp, index.size
     least, num_equal = _least_near(index, num_near, latest)
-    rank = xp.zeros(n, np.uint8)  # 2: it comes near, 1: where there is room
+    rank = xp.zeros(n, np.uint8)  # 2: near, 1: near if there is room
     for entries in _entries(index):
         scores = entries.scores
         rank[entries.rows.astype(np.int64)] = (scores >= least) + (scores > least).astype(np.uint8)
     rows, near, far = xp.empty(n, np.uint32), 0, num_near
-    for first in range(0, n, _TAKEN):
-        some, its_rows = rank[first : first + _TAKEN], rows[first : first + _TAKEN]
+    for first in range(0, n, _ROWS_AT_ONCE):
+        some, its_rows = (each[first : first + _ROWS_AT_ONCE] for each in (rank, rows))
         equal = xp.flatnonzero(some == 1)[:num_equal]
         num_equal -= int(equal.size)
         some[equal] = 2
@@ -691,40 +641,51 @@ def _rows_by_score(index: HkvIndex, num_near: int, latest: int) -> Array:
 
 
 def _least_near(index: HkvIndex, num_near: int, latest: int) -> tuple[np.uint64, int]:
-    """Returns the lowest score of a near row, and how many with that score are near."""
-    found, digits = 0, np.uint64((1 << _BITS) - 1)
+    """Returns the lowest score of a near row, and how many rows of that score are near.
+
+    It is a radix selection: pass by pass it finds the digits of the score, the highest first.
+    """
+    found, digits = 0, np.uint64((1 << _RADIX_BITS) - 1)
     if index.has_scores:
         latest = max(int(each.scores.max()) for each in _entries(index) if each.scores.size)
-    for shift in range(max(0, latest.bit_length() - 1) // _BITS * _BITS, -1, -_BITS):
-        counts = np.zeros(1 << _BITS, np.int64)
+    highest = max(0, latest.bit_length() - 1) // _RADIX_BITS
+    for shift in range(highest * _RADIX_BITS, -1, -_RADIX_BITS):
+        counts = np.zeros(1 << _RADIX_BITS, np.int64)
         for entries in _entries(index):
             some = index.backend.to_host(entries.scores) >> np.uint64(shift)
-            some = some[some >> np.uint64(_BITS) == found] & digits
+            some = some[some >> np.uint64(_RADIX_BITS) == found] & digits
             counts += np.bincount(some.astype(np.int64), minlength=counts.size)
         above = np.cumsum(counts[::-1])[::-1] - counts  # those with higher digits
         digit = int(np.flatnonzero(above < num_near)[0])
         num_near -= int(above[digit])
-        found = found << _BITS | digit
+        found = found << _RADIX_BITS | digit
     return np.uint64(found), num_near
 
 
 def _entries(index: HkvIndex) -> Iterator[Any]:
-    return (index.entries(at, _SCANNED) for at in range(0, index.num_slots, _SCANNED))
+    return (
+        index.entries(first, _SLOTS_AT_ONCE) for first in range(0, index.num_slots, _SLOTS_AT_ONCE)
+    )
 
 
 def _write_rows(
-    table: EmbeddingTable, saved: Saved, parts: Sequence[Selected], store: RowStore
+    table: EmbeddingTable, saved: Saved, selection: KeySelection, store: RowStore
 ) -> None:
     """Writes rows and states, and gives states to the optimizers of the table."""
-    for selected in parts:
-        _write(store, selected, "value", "value")
+
+    def write(part: int, name: str | int, column: str) -> None:
+        for rows, values in selection.read(part, name):
+            store.write(rows, store.backend.from_host(values), column)
+
+    for i in range(len(saved.parts)):
+        write(i, "value", "value")
     owners: dict[int | None, StateOwner | None] = {s.group: StateOwner() for s in saved.states}
     owners[None] = None
     for state in saved.states:
         kinds = {state.name: (state.dim, state.initial)}
         (column,) = store.add_states(kinds, owners[state.group])
         for i, place in state.places.items():
-            _write(store, parts[i], place, column.name)
+            write(i, place, column.name)
     copied: list[Kinds] = []
     for owner, its_states in table.store.state_groups.items():
         if owner is None or owner.optimizer is None:
@@ -745,21 +706,16 @@ def _write_rows(
             store.add_states(kinds, StateOwner(owner.reference))
 
 
-def _write(store: RowStore, selected: Selected, name: str | int, column: str) -> None:
-    for rows, values in selected.read(store.backend, name):
-        store.write(rows, store.backend.from_host(values), column)
-
-
 def _restore_pending(
     counter: PendingCounts, saved: Saved, selection: KeySelection, index: AnyIndex
 ) -> None:
-    """Gives a new counter the keys without a row; of equal ones the first counts."""
+    """Gives a new counter the pending keys; the first of repeated ones counts."""
     device, host, xp = index.backend.from_host, index.backend.to_host, index.backend.xp
     now = np.uint32(saved.facts["num_lookups"])
-    for part in saved.pending:
+    for part in sorted(saved.parts, key=lambda part: not part.is_own):
         for keys, *numbers in zip(*map(part.read, PENDING), strict=True):
             counts, last_seen = map(device, numbers)
-            # Others stand for a key that is not there, and the next lookup or dump would lose it.
+            # With any other count the counter takes a key for missing.
             num_wrong = int(xp.count_nonzero((counts == 0) | (counts > MOST_SIGHTINGS)))
             if num_wrong:
                 raise part.corrupt(
@@ -781,27 +737,27 @@ def _restore_pending(
 
 
 def merge(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
-    """Returns what a table holds once the keys of what was saved are assigned to it.
+    """Returns the content of a table once the saved keys are assigned to it.
 
-    A key of both has the row and the states that were saved; a state that was not saved begins
-    anew. The saved keys count as seen by the last lookup of this table. Their scores are those of
-    new keys, or, between tables with the same strategy "kLfu" or "kCustomized", the saved ones.
-    Pending counts stay as they are; those of other keys are added. A saved group of states goes on
-    in the first of the table's that has the same states.
+    A key of both has the saved row and states; a state that was not saved has its initial value.
+    The last lookup of this table counts as the last that saw the saved keys. Their scores are those
+    of new keys, or, between tables with the same strategy "kLfu" or "kCustomized", the saved ones.
+    Pending counts stay, and those of other keys are added. A saved group of states continues the
+    first of the table's with the same states.
 
     Args:
       table: locked by the caller until the result has been restored.
-      num_bytes: of the table's own rows that are read together.
+      num_bytes: the most bytes of a chunk of the table's own rows.
     """
     keeps_scores = False
     if isinstance(table, HkvTable) and table.index.has_scores:
         strategy = table.index.strategy
         is_same = strategy in _TIMELESS and saved.facts.get("strategy") == strategy
         keeps_scores = is_same and saved.has_scores
-    others = [_Assigned(table, part, keeps_scores) for part in saved.parts]
+    others = [_MergedPart(table, part, keeps_scores) for part in saved.parts]
     own = TablePart(table, num_bytes)
     own.num_keys -= sum(part.num_known for part in others)
-    # Those of an optimizer that is gone are not to be free, for another of its kind.
+    # Without those of optimizers that are gone, which others of their kind would take.
     kept = [i for i, state in enumerate(own.states) if not state.rows.is_gone]
     states = join_states([[own.states[i] for i in kept], saved.states], are_nested_one=False)
     for i, state in enumerate(states):
@@ -809,11 +765,11 @@ def merge(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
         places = {} if of_saved is None else dict(saved.states[of_saved].places)
         places |= {} if of_own is None else {len(others): kept[of_own]}
         states[i] = state._replace(places=places)
-    return Saved([*others, own], [own, *others], states, without_slots(dict(own.facts)))
+    return Saved([*others, own], states, without_slots(dict(own.facts)))
 
 
-class _Assigned(SavedPart):
-    """A part that was saved, whose keys the table's last lookup has seen."""
+class _MergedPart(SavedPart):
+    """A saved part, whose keys the table's last lookup has seen."""
 
     def __init__(self, table: EmbeddingTable, part: SavedPart, keeps_scores: bool) -> None:
         self._table, self._part, self._keeps_scores = table, part, keeps_scores
@@ -823,7 +779,7 @@ class _Assigned(SavedPart):
 
     @property
     def num_known(self) -> int:
-        """How many of its keys the table has."""
+        """Number of its keys that the table has."""
         table, num_known = self._table, 0
         xp, device, host = table.backend.xp, table.backend.from_host, table.backend.to_host
         for keys in self._part.read("keys"):
