@@ -75,7 +75,7 @@ def _take_step(update: Update, options: StepOptions) -> None:
     """
     table: Any = update.table  # a RemoteTable
     keys = table.backend.to_host(update.keys)
-    kinds = rule_step(update.rule, options.learning_rate, options.number).kinds(table.dim)
+    kinds = rule_step(update.rule, options.learning_rate, options.number).rule.kinds(table.dim)
     make_states([table], [kinds], update.optimizer)
     places = table.places_of(kinds)
     counts = [options.num_nonfinite]

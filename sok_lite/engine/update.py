@@ -241,7 +241,7 @@ class UpdateStep(HeldStep):
             if number not in steps:
                 steps[number] = rule_step(update.rule, options.learning_rate, options.number)
             if (number, dim) not in kinds:
-                kinds[number, dim] = steps[number].kinds(dim)
+                kinds[number, dim] = steps[number].rule.kinds(dim)
         by_row = resolve_rows(updates, marks=is_whole)
         if options.rank_info is not None:
             refuse_foreign_keys(updates, by_row, options.rank_info)

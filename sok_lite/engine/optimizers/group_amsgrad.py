@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.group_adam import GroupAdam
 
@@ -13,5 +12,5 @@ from sok_lite.engine.optimizers.group_adam import GroupAdam
 class GroupAMSGrad(GroupAdam):
     """AMSGrad with a sparse group lasso: `GroupAdam` whose divisor is of the largest `v` so far."""
 
-    kernel: ClassVar[str] = "update_group_amsgrad"
-    columns: ClassVar[tuple[str, ...]] = ("linear", "m", "v", "vhat")
+    kernel = "update_group_amsgrad"
+    columns = ("linear", "m", "v", "vhat")

@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule
 
@@ -23,9 +22,9 @@ class ProximalAdagrad(UpdateRule):
     l2: NotNegative = 0.0
     initial_accumulator: Positive = 0.1
 
-    kernel: ClassVar[str] = "update_proximal_adagrad"
-    columns: ClassVar[tuple[str, ...]] = ("accumulator",)
-    lazy: ClassVar[str] = "l1 and l2"
+    kernel = "update_proximal_adagrad"
+    columns = ("accumulator",)
+    lazy = "l1 and l2"
 
     @property
     def states(self) -> dict[str, float]:

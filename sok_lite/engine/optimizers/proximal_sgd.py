@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import NotNegative, UpdateRule
 
@@ -21,5 +20,5 @@ class ProximalSGD(UpdateRule):
     l1: NotNegative = 0.0
     l2: NotNegative = 0.0
 
-    kernel: ClassVar[str] = "update_proximal_sgd"
-    lazy: ClassVar[str] = "l1 and l2"
+    kernel = "update_proximal_sgd"
+    lazy = "l1 and l2"

@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.adagrad import Adagrad
 
@@ -21,5 +20,5 @@ class RowWiseAdagrad(Adagrad):
       epsilon, epsilon_inside_root, initial_accumulator: as of Adagrad.
     """
 
-    kernel: ClassVar[str] = "update_rowwise_adagrad"
-    one_a_row: ClassVar[frozenset[str]] = frozenset({"accumulator"})
+    kernel = "update_rowwise_adagrad"
+    one_a_row = frozenset({"accumulator"})

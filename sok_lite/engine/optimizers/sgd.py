@@ -5,7 +5,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import UpdateRule
 
@@ -14,5 +13,5 @@ from sok_lite.engine.optimizers.rule import UpdateRule
 class SGD(UpdateRule):
     """`w -= lr * g`."""
 
-    kernel: ClassVar[str] = "update_sgd"
-    lazy: ClassVar[str] = "nothing"
+    kernel = "update_sgd"
+    lazy = "nothing"
