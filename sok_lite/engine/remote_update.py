@@ -11,8 +11,8 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from sok_lite.engine.optimizers.rule import rule_step
-from sok_lite.engine.update import Step, StepOptions, UpdateStep, make_states, merged
-from sok_lite.engine.update_rows import Update, summed
+from sok_lite.engine.update import Step, StepOptions, UpdateStep, make_states, merge_updates
+from sok_lite.engine.update_rows import Update, sum_duplicates
 
 
 class RemoteStep(Step):
@@ -31,7 +31,7 @@ class RemoteStep(Step):
     """
 
     def __init__(self, updates: Sequence[Update], options: StepOptions) -> None:
-        self._updates = summed(merged(updates))
+        self._updates = sum_duplicates(merge_updates(updates))
         stand_ins = [each._replace(table=cast(Any, each.table).make()) for each in self._updates]
         self._stand_ins, self._options = UpdateStep(stand_ins, options), options
 
