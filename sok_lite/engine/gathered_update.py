@@ -7,7 +7,6 @@ it raises.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from sok_lite.backend.ragged import split
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.rule import count_nonfinite_launch
 from sok_lite.engine.rows.column import Kinds, States
-from sok_lite.engine.rows.store import NO_ROW, RowStore
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest
@@ -96,44 +95,40 @@ class GatheredStep(HeldStep):
         with_rows = list(map(_without_missing, _with_rows_inserted(resolved)))
         stepped, note = self._function(list(map(_gather, with_rows, states)))
         refused = [(each.table, each.table.refused) for each in resolved if each.inserts]
-        return partial(self._change, resolved, with_rows, states, stepped, note, refused)
+        results = list(zip(resolved, with_rows, states, stepped, strict=True))
 
-    def _change(
-        self,
-        resolved: Sequence[ResolvedUpdate],
-        with_rows: Sequence[ResolvedUpdate],
-        states: Sequence[States],
-        stepped: Sequence[Stepped],
-        note: Callable[[], None] | None,
-        refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]],
-    ) -> list[EmbeddingTable]:
-        """Writes a step that has been computed.
+        def change() -> list[EmbeddingTable]:
+            count_as_lookups(resolved)
+            launch_all(*(self._launches(*each) for each in results))
+            for each in resolved:
+                if not each.inserts:
+                    each.table.counters.not_updated += each.num_without_row
+            if note is not None:
+                note()
+            for table, count in refused:
+                table.refused = count  # of the insertion, which may have been another call
+            return [table for table, _ in refused]
 
-        Args:
-          resolved: the updates as they were before keys were inserted.
-          with_rows: the updates without the keys that have no row.
-          refused: the tables that have inserted keys, and how many these have refused.
-        """
-        count_as_lookups(resolved)
-        launches = []
-        num_nonfinite = self.options.num_nonfinite
-        for before, each, its_states, result in zip(
-            resolved, with_rows, states, stepped, strict=True
-        ):
-            its = mark_seen_launches(before)
-            if num_nonfinite is not None:
-                backend = each.table.backend
-                its.append(count_nonfinite_launch(backend, each.grads, None, num_nonfinite))
-            launches.append(its + _write_launches(each.table.store, each.rows, its_states, result))
-        launch_all(*launches)
-        for each in resolved:
-            if not each.inserts:
-                each.table.counters.not_updated += each.num_without_row
-        if note is not None:
-            note()
-        for table, count in refused:
-            table.refused = count  # of the insertion, which may have been another call
-        return [table for table, _ in refused]
+        return change
+
+    def _launches(
+        self, resolved: ResolvedUpdate, with_rows: ResolvedUpdate, states: States, result: Stepped
+    ) -> list[Launch]:
+        """Returns the launches that write the step of a table."""
+        store, rows, num_nonfinite = (
+            with_rows.table.store,
+            with_rows.rows,
+            self.options.num_nonfinite,
+        )
+        launches = mark_seen_launches(resolved)
+        if num_nonfinite is not None:
+            count = count_nonfinite_launch(store.backend, with_rows.grads, None, num_nonfinite)
+            launches.append(count)
+        for name, values in result.states.items():
+            launches.append(store.write_launch(rows, values, states[name].name))
+        if result.rows is not None:
+            launches.append(store.write_launch(rows, store.to_storage(result.rows)))
+        return launches
 
 
 def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedUpdate]:
@@ -168,13 +163,3 @@ def _gather(update: ResolvedUpdate, states: States) -> Gathered:
     values = store.row_dtype.to_float32(table.backend.xp, store.read(rows))
     read = {name: store.read(rows, column.name) for name, column in states.items()}
     return Gathered(table, keys, values, grads, read)
-
-
-def _write_launches(store: RowStore, rows: Array, states: States, result: Stepped) -> list[Launch]:
-    launches = [
-        store.write_launch(rows, values, states[name].name)
-        for name, values in result.states.items()
-    ]
-    if result.rows is not None:
-        launches.append(store.write_launch(rows, store.to_storage(result.rows)))
-    return launches

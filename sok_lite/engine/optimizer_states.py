@@ -25,7 +25,7 @@ from sok_lite.engine.rows.column import Column, Kinds, StateOwner, States, kinds
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import forget
-from sok_lite.engine.table.exclusive import alone, changing_alone
+from sok_lite.engine.table.exclusive import changing_alone, exclusive
 
 _PIECE = 1 << 16  # rows that are copied at once
 
@@ -315,45 +315,40 @@ def numbered_states(store: RowStore) -> list[State]:
     ]
 
 
-def _live_states(store: RowStore) -> list[State]:
-    return [each for each in numbered_states(store) if not each.rows.is_gone]
-
-
+@exclusive
 def named_states(table: EmbeddingTable) -> list[State]:
     """Returns the states of a table with their columns, without those whose optimizer is gone.
 
     The name of the column is unique in the table; `State.name` is unique in its optimizer.
     """
-    return alone(table, lambda: _live_states(table.store))
+    return [each for each in numbered_states(table.store) if not each.rows.is_gone]
 
 
+@exclusive
 def state_column(table: EmbeddingTable, name: str) -> Column:
-    """Returns the column of a state by its name. Hold the table.
+    """Returns the column of a state by its name.
 
     Raises:
       ValueError: there is no such state.
     """
-    columns = {each.rows.name: each.rows for each in _live_states(table.store)}
+    columns = {each.rows.name: each.rows for each in named_states(table)}
     if name not in columns:
         has = ", ".join(map(repr, columns)) or "none"
         raise ValueError(f"Table {table.name!r} has no optimizer state {name!r}. It has: {has}.")
     return columns[name]
 
 
+@exclusive
 def num_bytes_of(table: EmbeddingTable, name: str) -> int:
     """Returns the memory of a state in the rows that were handed out so far; see `state_column`."""
-
-    def num_bytes() -> int:
-        store = table.store
-        num_rows = store.num_rows - store.numbers.num_returned
-        return num_rows * state_column(table, name).row_bytes
-
-    return alone(table, num_bytes)
+    num_rows = table.store.num_rows - table.store.numbers.num_returned
+    return num_rows * state_column(table, name).row_bytes
 
 
+@exclusive
 def is_used(table: EmbeddingTable, name: str) -> bool:
     """Returns whether a state is that of a living optimizer; see `state_column`."""
-    return alone(table, lambda: state_column(table, name).is_used)
+    return state_column(table, name).is_used
 
 
 def rename_state(table: EmbeddingTable, name: str, new_name: str) -> str:

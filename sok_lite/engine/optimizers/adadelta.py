@@ -1,7 +1,4 @@
-"""Adadelta.
-
-* every `Adadelta`: `Adadelta(...)`; epsilon is 1e-7 in Keras and 1e-8 in TF1
-"""
+"""`Adadelta` of every framework; epsilon is 1e-7 in Keras and 1e-8 in TF1."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""Adagrad with dual averaging.
-
-* tf.compat.v1 `AdagradDAOptimizer`: `AdagradDA(l1, l2, initial_accumulator, global_step)`
-"""
+"""`AdagradDAOptimizer` of tf.compat.v1: Adagrad with dual averaging."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,4 @@
-"""Adamax.
-
-* every `Adamax`: `Adamax(...)`
-"""
+"""`Adamax` of every framework."""
 
 from dataclasses import dataclass
 

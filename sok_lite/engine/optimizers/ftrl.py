@@ -1,7 +1,4 @@
-"""FTRL-proximal.
-
-* every `Ftrl`: `Ftrl(...)`
-"""
+"""`Ftrl` of every framework: FTRL-proximal."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,8 +14,7 @@ class Ftrl(UpdateRule):
 
     Attributes:
       learning_rate_power: <= 0; -0.5 is the paper's and the fastest.
-      initial_accumulator: the accumulator of a new row.
-      l2_shrinkage: a magnitude penalty, applied to the touched rows only.
+      l2_shrinkage: a magnitude penalty.
       beta: of the paper.
     """
 

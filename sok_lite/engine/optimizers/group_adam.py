@@ -1,7 +1,4 @@
-"""Adam that sets whole rows to 0.
-
-* `sok_lite.optimizers.GroupAdam`: `GroupAdam(...)`
-"""
+"""`sok_lite.optimizers.GroupAdam`: Adam that sets whole rows to 0."""
 
 from dataclasses import dataclass
 from typing import ClassVar

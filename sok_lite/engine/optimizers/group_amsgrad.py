@@ -1,7 +1,4 @@
-"""AMSGrad that sets whole rows to 0.
-
-* `sok_lite.optimizers.GroupAMSGrad`: `GroupAMSGrad(...)`
-"""
+"""`sok_lite.optimizers.GroupAMSGrad`: AMSGrad that sets whole rows to 0."""
 
 from dataclasses import dataclass
 

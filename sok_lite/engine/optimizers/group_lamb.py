@@ -1,7 +1,4 @@
-"""LAMB by rows, which sets whole rows to 0.
-
-* `sok_lite.optimizers.GroupLamb`: `GroupLamb(...)`
-"""
+"""`sok_lite.optimizers.GroupLamb`: LAMB by rows, which sets whole rows to 0."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""SGD with momentum that sets whole rows to 0.
-
-* `sok_lite.optimizers.GroupMomentum`: `GroupMomentum(momentum, nesterov)`
-"""
+"""`sok_lite.optimizers.GroupMomentum`: SGD with momentum that sets whole rows to 0."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""Lion.
-
-* Keras 3, tf_keras `Lion`: `Lion(...)`
-"""
+"""`Lion` of Keras 3 and tf_keras."""
 
 from dataclasses import dataclass
 
@@ -10,8 +7,9 @@ from sok_lite.engine.optimizers.rule import UpdateRule, UpToOne
 
 @dataclass(frozen=True, kw_only=True)
 class Lion(UpdateRule):
-    """Lion (Chen et al., 2023): `w -= lr * sign(beta_1 * m + (1 - beta_1) * g)`, then
-    `m = beta_2 * m + (1 - beta_2) * g`.
+    """Lion (Chen et al., 2023).
+
+    `w -= lr * sign(beta_1 * m + (1 - beta_1) * g)`, then `m = beta_2 * m + (1 - beta_2) * g`.
     """
 
     beta_1: UpToOne = 0.9

@@ -1,7 +1,4 @@
-"""Proximal Adagrad.
-
-* tf.compat.v1 `ProximalAdagradOptimizer`: `ProximalAdagrad(l1, l2, initial_accumulator)`
-"""
+"""`ProximalAdagradOptimizer` of tf.compat.v1."""
 
 from dataclasses import dataclass
 
@@ -10,12 +7,10 @@ from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule
 
 @dataclass(frozen=True, kw_only=True)
 class ProximalAdagrad(UpdateRule):
-    """`accumulator += g^2; r = lr / sqrt(accumulator); p = w - r * g`, and `w = sign(p) *
-    max(|p| - r * l1, 0) / (1 + r * l2)` (Duchi, Hazan and Singer, 2011).
+    """Proximal Adagrad (Duchi, Hazan and Singer, 2011).
 
-    Attributes:
-      l1, l2: regularization strengths, of the touched rows.
-      initial_accumulator: the accumulator of a new row, > 0.
+    `accumulator += g^2; r = lr / sqrt(accumulator); p = w - r * g;
+    w = sign(p) * max(|p| - r * l1, 0) / (1 + r * l2)`.
     """
 
     l1: NotNegative = 0.0

@@ -1,7 +1,4 @@
-"""Proximal gradient descent.
-
-* tf.compat.v1 `ProximalGradientDescentOptimizer`: `ProximalSGD(l1, l2)`
-"""
+"""`ProximalGradientDescentOptimizer` of tf.compat.v1."""
 
 from dataclasses import dataclass
 
@@ -10,11 +7,9 @@ from sok_lite.engine.optimizers.rule import NotNegative, UpdateRule
 
 @dataclass(frozen=True, kw_only=True)
 class ProximalSGD(UpdateRule):
-    """`p = w - lr * g; w = sign(p) * max(|p| - lr * l1, 0) / (1 + lr * l2)` (Duchi and Singer,
-    "Efficient Learning using Forward-Backward Splitting", 2009).
+    """Proximal gradient descent (Duchi and Singer, 2009).
 
-    Attributes:
-      l1, l2: regularization strengths, of the touched rows.
+    `p = w - lr * g; w = sign(p) * max(|p| - lr * l1, 0) / (1 + lr * l2)`.
     """
 
     l1: NotNegative = 0.0

@@ -1,7 +1,4 @@
-"""Rectified Adam, RAdam.
-
-* `sok_lite.kv_variable.training.RectifiedAdamOptimizer`: `RectifiedAdam(...)`
-"""
+"""`sok_lite.kv_variable.training.RectifiedAdamOptimizer`: Rectified Adam, RAdam."""
 
 from dataclasses import dataclass
 from typing import Annotated

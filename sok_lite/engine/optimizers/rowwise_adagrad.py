@@ -1,7 +1,4 @@
-"""Adagrad with one accumulator for a row.
-
-* `sok_lite.optimizers.RowWiseAdagrad`: `RowWiseAdagrad(epsilon, initial_accumulator)`
-"""
+"""`sok_lite.optimizers.RowWiseAdagrad`: Adagrad with one accumulator for a row."""
 
 from dataclasses import dataclass
 
@@ -15,9 +12,6 @@ class RowWiseAdagrad(Adagrad):
     The mean is over the elements of the row (Mudigere et al., "Software-Hardware Co-design for Fast
     and Scalable Training of Deep Learning Recommendation Models", ISCA 2022). With rows of one
     element it is Adagrad.
-
-    Attributes:
-      epsilon, epsilon_inside_root, initial_accumulator: as of Adagrad.
     """
 
     kernel = "update_rowwise_adagrad"

@@ -1,7 +1,4 @@
-"""Schedule-free AdamW.
-
-* Keras 3 `ScheduleFreeAdamW`: `ScheduleFreeAdamW(...)`
-"""
+"""`ScheduleFreeAdamW` of Keras 3."""
 
 from dataclasses import dataclass
 from typing import Annotated

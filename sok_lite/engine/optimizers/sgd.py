@@ -1,8 +1,4 @@
-"""SGD without momentum.
-
-* every `SGD` whose momentum is 0: `SGD()`
-* tf.compat.v1 `GradientDescentOptimizer`: `SGD()`
-"""
+"""`SGD` without momentum of every framework; `GradientDescentOptimizer` of tf.compat.v1."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""FTRL-proximal that sets whole rows to 0.
-
-* `sok_lite.optimizers.SparseGroupFtrl`: `SparseGroupFtrl(...)`
-"""
+"""`sok_lite.optimizers.SparseGroupFtrl`: FTRL-proximal that sets whole rows to 0."""
 
 from dataclasses import dataclass
 

@@ -62,11 +62,6 @@ class RowNumbers(NamedTuple):
         return sum(map(len, near)), sum(map(len, far))
 
     @property
-    def num_near_free(self) -> int:
-        """Free near rows."""
-        return int(self.free_near.size) + self.returned_by_tier[0]
-
-    @property
     def num_far(self) -> int:
         """Far rows handed out so far, free ones included."""
         return max(0, self.num_rows - self.first_far)
@@ -95,15 +90,6 @@ class RowNumbers(NamedTuple):
             free_near=xp.concatenate([self.free_near, rows[~is_far]]),
             free_far=xp.concatenate([self.free_far, rows[is_far]]),
             num_freed=num_freed,
-        )
-
-    def after_exchange(self, xp: Any, num_near: int, far: Array) -> "RowNumbers":
-        """Returns the row numbers after far rows (m,) are freed in place of the last near ones."""
-        if num_near == 0:
-            return self
-        return self._replace(
-            free_near=self.free_near[: self.free_near.size - num_near],
-            free_far=xp.concatenate([self.free_far, far]),
         )
 
     # ---------------------------------------------------------------- memory of free rows

@@ -11,7 +11,7 @@ import copy
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -52,14 +52,6 @@ class StateOwner:
     def is_free(self) -> bool:
         """Whether the next optimizer that needs the same states may take them over."""
         return self.optimizer is None and not self.is_gone
-
-
-class Chunked(NamedTuple):
-    """The chunks of a column: addresses (at least num_chunks,) uint64, and their memory."""
-
-    pointers: Array
-    num_chunks: int
-    memory: list[Array]
 
 
 class Column:
@@ -126,8 +118,8 @@ class Column:
             memory.append(far(chunks.far * self._chunk_bytes))
         return memory
 
-    def with_memory(self, memory: list[Array]) -> Chunked:
-        """Returns the chunks of the column with more memory, for `attach`; nothing changes yet."""
+    def with_memory(self, memory: list[Array]) -> tuple[Array, int, list[Array]]:
+        """Returns pointers, number of chunks and memory after more memory is added, for `attach`."""
         addresses = [
             self._backend.address(part)
             + self._chunk_bytes * np.arange(part.nbytes // self._chunk_bytes, dtype=np.int64)
@@ -143,9 +135,9 @@ class Column:
         if addresses:
             # Nobody looks behind `num_chunks`.
             pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
-        return Chunked(pointers, end, [*self._memory, *memory])
+        return pointers, end, [*self._memory, *memory]
 
-    def attach(self, chunks: Chunked) -> None:
+    def attach(self, chunks: tuple[Array, int, list[Array]]) -> None:
         """Makes the result of `with_memory` the chunks of the column."""
         self.pointers, self.num_chunks, self._memory = chunks
         self.record.chunks = self._backend.address(self.pointers) if self.num_chunks else 0

@@ -329,13 +329,18 @@ class RowStore(RowAccess):
 
     def free_near(self, count: int) -> Array:
         """Returns free near rows, `count` or as many as there are: (m,) uint32."""
-        self._regain(min(count, self.numbers.num_near_free))
+        numbers = self.numbers
+        self._regain(min(count, int(numbers.free_near.size) + numbers.returned_by_tier[0]))
         free = self.numbers.free_near
         return free[max(0, int(free.size) - count) :]
 
     def exchange_free(self, near: Array, far: Array) -> None:
         """Frees far rows (m,) in place of the result of `free_near`."""
-        self._set_numbers(self.numbers.after_exchange(self.backend.xp, int(near.size), far))
+        numbers = self.numbers
+        if near.size:
+            free_near = numbers.free_near[: numbers.free_near.size - near.size]
+            free_far = self.backend.xp.concatenate([numbers.free_far, far])
+            self._set_numbers(numbers._replace(free_near=free_near, free_far=free_far))
 
     def release(self, rows: Array) -> None:
         """Frees rows, distinct and none NO_ROW, and resets their states."""
