@@ -119,7 +119,7 @@ class Column:
         return memory
 
     def with_memory(self, memory: list[Array]) -> tuple[Array, int, list[Array]]:
-        """Returns pointers, number of chunks and memory after more memory is added, for `attach`."""
+        """Returns pointers, number of chunks and memory for `attach`, with more memory."""
         addresses = [
             self._backend.address(part)
             + self._chunk_bytes * np.arange(part.nbytes // self._chunk_bytes, dtype=np.int64)
