@@ -101,11 +101,9 @@ class RowAccess:
         flat = out.reshape(-1).view(np.uint8)
         return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat, int(gives_zeros))
 
-    def place(self, column: str = "value") -> tuple[Array, int, int, int]:
-        """Returns a column as kernels take it: pointers, chunk_shift, dim, number of the format."""
-        col = self.column(column)
-        format_number = self.row_dtype.number if column == "value" else 0
-        return col.pointers, self.chunk_shift, col.dim, format_number
+    def place(self) -> tuple[Array, int, int, int]:
+        """Returns where the value rows are: pointers, chunk_shift, dim, number of the format."""
+        return self.column().pointers, self.chunk_shift, self.dim, self.row_dtype.number
 
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
         """Returns rows (n,) uint32 of a column, (n, dim) of its storage dtype; NO_ROW gives zeros.
@@ -157,11 +155,9 @@ class RowAccess:
         kernel = f"rows_write_{suffix}"
         return self._rows_launch(kernel, self.column(column), int(rows.size), rows, words, source)
 
-    def write(
-        self, rows: Array, values: Array, column: str = "value", source: Array | None = None
-    ) -> None:
+    def write(self, rows: Array, values: Array, column: str = "value") -> None:
         """Writes rows; see `write_launch`."""
-        self.write_launch(rows, values, column, source)()
+        self.write_launch(rows, values, column)()
 
     def add_launch(self, rows: Array, deltas: Array, scale: float = 1.0) -> Launch:
         """Returns the launch that adds `scale * deltas` to value rows.

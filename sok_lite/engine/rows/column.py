@@ -78,12 +78,12 @@ class Column:
         initial: float,
         shift: int,
         far_file: FarFile | None,
-        format_number: int = 0,
-        state: str = "",
+        format_number: int,
+        state: str,
         owner: StateOwner | None = None,
     ) -> None:
         self.name = name
-        self.state = state or name
+        self.state = state
         self.dim = dim
         self.dtype = dtype
         self.initial = initial

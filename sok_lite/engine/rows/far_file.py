@@ -79,7 +79,7 @@ class FarFile:
             os.posix_fallocate(self._fd, start, length)
             memory = mmap.mmap(self._fd, length, mmap.MAP_SHARED, offset=start)
         except (OSError, OverflowError) as error:
-            self.truncate(start)
+            os.ftruncate(self._fd, start)
             disk = os.fstatvfs(self._fd)
             free = disk.f_bavail * disk.f_frsize
             raise MemoryError(
@@ -117,17 +117,13 @@ class FarFile:
         if length > num_bytes:
             needed = max([num_bytes, *self._readers.values()])
             if length > needed:
-                self.truncate(needed)
+                os.ftruncate(self._fd, needed)
         elif length < num_bytes:
             raise OSError(
                 f"far_path {self.path!r} was cut short by another program: {length:,} bytes are "
                 f"left of {num_bytes:,}, so rows of the table are lost. Restore a checkpoint into "
                 "a new table, and keep other programs away from the file."
             )
-
-    def truncate(self, num_bytes: int) -> None:
-        """Cuts the file behind `num_bytes`; that memory must not be used any more."""
-        os.ftruncate(self._fd, num_bytes)
 
 
 def _close(fd: int, name: str | None, pid: int) -> None:

@@ -105,21 +105,11 @@ class RowStore(RowAccess):
 
     # ---------------------------------------------------------------- columns
 
-    def _new_column(
-        self,
-        name: str,
-        dim: int,
-        dtype: np.dtype,
-        initial: float,
-        state: str = "",
-        owner: StateOwner | None = None,
-    ) -> Column:
-        format_number = self.row_dtype.number if name == "value" else 0
-        where = (self.chunk_shift, self._far_file, format_number)
-        return Column(self.backend, name, dim, dtype, initial, *where, state, owner)
-
     def _value_column(self) -> Column:
-        return self._new_column("value", self.dim, self.row_dtype.storage, 0.0)
+        what = ("value", self.dim, self.row_dtype.storage, 0.0)
+        return Column(
+            self.backend, *what, self.chunk_shift, self._far_file, self.row_dtype.number, "value"
+        )
 
     def _add_columns(self, columns: list[Column]) -> None:
         """Allocates memory for all rows in new columns and adds these, all or none.
@@ -181,9 +171,9 @@ class RowStore(RowAccess):
         Raises:
           MemoryError: the store is as it was.
         """
-        dtype = np.dtype(np.float32)
+        where, dtype = (self.chunk_shift, self._far_file, 0), np.dtype(np.float32)
         columns = [
-            self._new_column(self.unused_name(name), dim, dtype, initial, name, owner)
+            Column(self.backend, self.unused_name(name), dim, dtype, initial, *where, name, owner)
             for name, (dim, initial) in kinds.items()
         ]
         self._add_columns(columns)
