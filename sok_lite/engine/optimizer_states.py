@@ -341,7 +341,7 @@ def state_column(table: EmbeddingTable, name: str) -> Column:
 @exclusive
 def num_bytes_of(table: EmbeddingTable, name: str) -> int:
     """Returns the memory of a state in the rows that were handed out so far; see `state_column`."""
-    num_rows = table.store.num_rows - table.store.numbers.num_returned
+    num_rows = table.store.num_rows - table.store.allocator.num_returned
     return num_rows * state_column(table, name).row_bytes
 
 

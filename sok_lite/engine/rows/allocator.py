@@ -16,8 +16,8 @@ _LEAST_OF_BLOCK = 16
 _SCAN = 1 << 22  # rows that are counted at a time
 
 
-class RowNumbers(NamedTuple):
-    """Immutable state of the allocator; a change makes a new one.
+class RowAllocator(NamedTuple):
+    """An immutable row allocator: a change makes a new one.
 
     Attributes:
       num_rows: rows handed out so far, free ones included: every row number is below it.
@@ -35,10 +35,10 @@ class RowNumbers(NamedTuple):
     num_freed: int = 0
 
     @staticmethod
-    def none(xp: Any, first_far: int) -> "RowNumbers":
-        """Returns the row numbers of an empty store."""
+    def none(xp: Any, first_far: int) -> "RowAllocator":
+        """Returns the allocator of an empty store."""
         empty = xp.empty(0, np.uint32)
-        return RowNumbers(0, empty, empty, first_far)
+        return RowAllocator(0, empty, empty, first_far)
 
     @property
     def num_free(self) -> int:
@@ -79,8 +79,8 @@ class RowNumbers(NamedTuple):
         far = min(count - near - new_near, int(self.free_far.size))
         return Claim(xp.empty(count, np.uint32), self, near, count - near - far)
 
-    def after_free(self, xp: Any, rows: Array) -> "RowNumbers":
-        """Returns the row numbers after rows (n,) uint32, distinct, none NO_ROW, become free."""
+    def after_free(self, xp: Any, rows: Array) -> "RowAllocator":
+        """Returns the allocator after rows (n,) uint32, distinct, none NO_ROW, become free."""
         num_freed = self.num_freed + int(rows.size)
         if not self.num_far:
             free_near = xp.concatenate([self.free_near, rows])
@@ -130,8 +130,8 @@ class RowNumbers(NamedTuple):
                     blocks.append(range(int(starts[block]), int(stops[block])))
         return blocks
 
-    def after_return(self, blocks: list[range], block_shift: int) -> "RowNumbers":
-        """Returns the row numbers after free rows lose their memory; the lists are on the host.
+    def after_return(self, blocks: list[range], block_shift: int) -> "RowAllocator":
+        """Returns the allocator after free rows lose their memory; the lists are on the host.
 
         Args:
           blocks: the result of `empty_blocks(block_shift, ...)`.
@@ -169,8 +169,8 @@ class RowNumbers(NamedTuple):
             missing -= len(needed[-1])
         return needed
 
-    def after_regain(self, xp: Any, blocks: list[range], listed: list[Array]) -> "RowNumbers":
-        """Returns the row numbers after some ranges of `returned` have memory again.
+    def after_regain(self, xp: Any, blocks: list[range], listed: list[Array]) -> "RowAllocator":
+        """Returns the allocator after some ranges of `returned` have memory again.
 
         Args:
           listed: the rows of each block, uint32.
@@ -191,13 +191,13 @@ class Claim(NamedTuple):
 
     Attributes:
       rows: (count,) uint32, which `list_launch` writes: freed near rows, new rows, freed far rows.
-      before: the row numbers that they were chosen from.
+      before: the allocator that they were chosen from.
       near: how many of them are freed near rows.
       fresh: how many of them are new rows.
     """
 
     rows: Array
-    before: RowNumbers
+    before: RowAllocator
     near: int
     fresh: int
 
@@ -227,8 +227,8 @@ class Claim(NamedTuple):
         n = int(self.rows.size)
         return backend.prepared("slots_claim_rows", n, *self.words, placed, self.rows, n)
 
-    def after(self, count: int | None = None) -> RowNumbers:
-        """Returns the row numbers after the first `count` rows are taken; None: all."""
+    def after(self, count: int | None = None) -> RowAllocator:
+        """Returns the allocator after the first `count` rows are taken; None: all."""
         count = int(self.rows.size) if count is None else count
         near, far = min(count, self.near), max(0, count - self.near - self.fresh)
         before = self.before

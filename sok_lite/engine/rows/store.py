@@ -28,7 +28,7 @@ from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.access import RowAccess
-from sok_lite.engine.rows.allocator import Claim, RowNumbers
+from sok_lite.engine.rows.allocator import Claim, RowAllocator
 from sok_lite.engine.rows.column import Column, Kinds, StateGroups, StateOwner, States, kinds_of
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.record import AccessRecord, FillRecord, StoreRecord
@@ -98,9 +98,9 @@ class RowStore(RowAccess):
         self.record = StoreRecord()
         self.accesses: AccessRecord | None = None
         self._far_bytes = 0  # of the far file, that the columns use
-        self._numbers: RowNumbers
+        self._allocator: RowAllocator
         self._fills: Any = None  # memory of `record.fills`
-        self._set_numbers(RowNumbers.none(backend.xp, self._first_far))
+        self._set_allocator(RowAllocator.none(backend.xp, self._first_far))
         self._add_columns([self._value_column()])
 
     # ---------------------------------------------------------------- columns
@@ -122,7 +122,7 @@ class RowStore(RowAccess):
             if column.initial != 0:
                 self._fill_memory(column, parts)
             column.attach(column.with_memory(parts))  # nobody has these columns yet
-        _return_blocks(columns, self.numbers.returned)
+        _return_blocks(columns, self.allocator.returned)
         by_name = {**self.columns, **{column.name: column for column in columns}}
         with uninterrupted():
             self.set_columns(by_name)
@@ -221,7 +221,7 @@ class RowStore(RowAccess):
 
         Memory that was returned to the system does not count.
         """
-        return (self.num_rows - self.numbers.num_returned) * self.row_bytes
+        return (self.num_rows - self.allocator.num_returned) * self.row_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -231,7 +231,7 @@ class RowStore(RowAccess):
 
     def tier_bytes(self) -> TierBytes:
         """Returns `used_bytes` and `num_bytes` by tier."""
-        near_gone, far_gone = self.numbers.returned_by_tier
+        near_gone, far_gone = self.allocator.returned_by_tier
         num_far = self.num_far_rows
         near, far = (count << self.chunk_shift for count in self.chunks)
         used = (self.num_rows - num_far - near_gone, num_far - far_gone)
@@ -246,36 +246,36 @@ class RowStore(RowAccess):
     @property
     def num_far_rows(self) -> int:
         """Far rows handed out so far, free ones included."""
-        return self.numbers.num_far
+        return self.allocator.num_far
 
     # ---------------------------------------------------------------- row numbers
 
     @property
-    def numbers(self) -> RowNumbers:
-        """State of the row allocator."""
-        known, its = self._numbers, self.record
+    def allocator(self) -> RowAllocator:
+        """The allocator of row numbers, which native code advances too."""
+        known, its = self._allocator, self.record
         if its.num_rows == known.num_rows and its.num_free == known.free_near.size:
             return known
         # Native code has taken rows meanwhile: free ones from the end, then new ones.
         return known._replace(num_rows=its.num_rows, free_near=known.free_near[: its.num_free])
 
-    def _set_numbers(self, numbers: RowNumbers) -> None:
-        free, record = numbers.free_near, self.record
-        record.num_rows, record.num_far = numbers.num_rows, numbers.num_far
+    def _set_allocator(self, allocator: RowAllocator) -> None:
+        free, record = allocator.free_near, self.record
+        record.num_rows, record.num_far = allocator.num_rows, allocator.num_far
         record.free_rows = self.backend.address(free) if free.size else None
         record.num_free = int(free.size)
-        self._numbers = numbers
+        self._allocator = allocator
         record.room = 0
         if self.near_rows is None:
             # Rows whose memory was returned are taken before new ones, by Python.
-            is_new = not numbers.returned
-            record.room = self.chunks.total << self.chunk_shift if is_new else numbers.num_rows
+            is_new = not allocator.returned
+            record.room = self.chunks.total << self.chunk_shift if is_new else allocator.num_rows
 
     def has_room(self, count: int) -> bool:
         """Whether `count` rows can be claimed without more memory."""
-        num_new = max(0, count - self.numbers.num_listed)
+        num_new = max(0, count - self.allocator.num_listed)
         most = self.chunks.total << self.chunk_shift
-        return not num_new or (not self.numbers.returned and self.num_rows + num_new <= most)
+        return not num_new or (not self.allocator.returned and self.num_rows + num_new <= most)
 
     def claim(self, count: int) -> Claim:
         """Chooses `count` rows and allocates memory for them. They stay free until `take`.
@@ -284,7 +284,7 @@ class RowStore(RowAccess):
           MemoryError: the store is as it was.
         """
         self._regain(count)
-        claim = self.numbers.claim(self.backend.xp, count)
+        claim = self.allocator.claim(self.backend.xp, count)
         self._grow(claim.after().num_rows)
         return claim
 
@@ -301,7 +301,7 @@ class RowStore(RowAccess):
 
     def take(self, claim: Claim, count: int | None = None) -> None:
         """Takes the first `count` rows of the last claim; None: all."""
-        self._set_numbers(claim.after(count))
+        self._set_allocator(claim.after(count))
 
     def allocate(self, count: int) -> Array:
         """Takes `count` rows: near ones as long as there are any, freed ones before new ones.
@@ -319,24 +319,24 @@ class RowStore(RowAccess):
 
     def free_near(self, count: int) -> Array:
         """Returns free near rows, `count` or as many as there are: (m,) uint32."""
-        numbers = self.numbers
-        self._regain(min(count, int(numbers.free_near.size) + numbers.returned_by_tier[0]))
-        free = self.numbers.free_near
+        allocator = self.allocator
+        self._regain(min(count, int(allocator.free_near.size) + allocator.returned_by_tier[0]))
+        free = self.allocator.free_near
         return free[max(0, int(free.size) - count) :]
 
     def exchange_free(self, near: Array, far: Array) -> None:
         """Frees far rows (m,) in place of the result of `free_near`."""
-        numbers = self.numbers
+        allocator = self.allocator
         if near.size:
-            free_near = numbers.free_near[: numbers.free_near.size - near.size]
-            free_far = self.backend.xp.concatenate([numbers.free_far, far])
-            self._set_numbers(numbers._replace(free_near=free_near, free_far=free_far))
+            free_near = allocator.free_near[: allocator.free_near.size - near.size]
+            free_far = self.backend.xp.concatenate([allocator.free_far, far])
+            self._set_allocator(allocator._replace(free_near=free_near, free_far=free_far))
 
     def release(self, rows: Array) -> None:
         """Frees rows, distinct and none NO_ROW, and resets their states."""
-        numbers = self.numbers.after_free(self.backend.xp, rows)
+        allocator = self.allocator.after_free(self.backend.xp, rows)
         launch_all(self.fill_launch(name, rows) for name in self.state_names)
-        self._set_numbers(numbers)
+        self._set_allocator(allocator)
 
     # ---------------------------------------------------------------- memory
 
@@ -346,7 +346,7 @@ class RowStore(RowAccess):
         Raises:
           MemoryError: the store is as it was.
         """
-        self._grow(self.num_rows + max(0, count - self.numbers.num_free))
+        self._grow(self.num_rows + max(0, count - self.allocator.num_free))
 
     def _grow(self, num_rows: int) -> None:
         if num_rows > NO_ROW:
@@ -370,13 +370,13 @@ class RowStore(RowAccess):
             made = self._new_memory(columns, chunks)
         memory, far_bytes = made
         grown = [each.with_memory(parts) for each, parts in zip(columns, memory, strict=True)]
-        before, numbers = self.chunks, self.numbers
+        before, allocator = self.chunks, self.allocator
         with uninterrupted():
             for column, its in zip(columns, grown, strict=True):
                 column.attach(its)
             self.chunks = Chunks(before.near + chunks.near, before.far + chunks.far)
             self._far_bytes = far_bytes
-            self._set_numbers(numbers)
+            self._set_allocator(allocator)
 
     def give_back(self) -> None:
         """Returns memory of free rows to the system where that pays; called after `release`.
@@ -385,41 +385,41 @@ class RowStore(RowAccess):
         again when they are taken. Some free rows keep theirs: the next keys would otherwise pay for
         pages again and again. Free rows of a far file and of a GPU keep theirs too.
         """
-        numbers, shift = self.numbers, self.slabs.block_shift
-        if not numbers.is_worth_a_search(shift):
+        allocator, shift = self.allocator, self.slabs.block_shift
+        if not allocator.is_worth_a_search(shift):
             return
         with contextlib.suppress(MemoryError):  # for lists of rows: then nothing goes
-            if numbers.num_free == numbers.num_rows:
+            if allocator.num_free == allocator.num_rows:
                 self.clear()
             elif self.backend.gives_back:
-                blocks = numbers.empty_blocks(shift, not self.has_far_file)
-                self._set_numbers(numbers.after_return(blocks, shift))
+                blocks = allocator.empty_blocks(shift, not self.has_far_file)
+                self._set_allocator(allocator.after_return(blocks, shift))
                 _return_blocks(self.columns.values(), blocks)
 
     def _regain(self, count: int) -> None:
         """Gives memory back to free rows, so that `count` rows with memory can be claimed."""
-        blocks = self.numbers.blocks_to_regain(count)
+        blocks = self.allocator.blocks_to_regain(count)
         if not blocks:
             return
         xp = self.backend.xp
         listed = [xp.arange(rows.start, rows.stop, dtype=np.uint32) for rows in blocks]
-        numbers = self.numbers.after_regain(xp, blocks, listed)
+        allocator = self.allocator.after_regain(xp, blocks, listed)
         # Pages come with the first touch, full of zeros.
         launch_all(
             self.fill_launch(name, rows) for name in self.states_with_values for rows in listed
         )
-        self._set_numbers(numbers)
+        self._set_allocator(allocator)
 
     def clear(self) -> None:
         """Frees all rows and their memory. The state columns stay, empty."""
         columns = {name: column.emptied() for name, column in self.columns.items()}
-        numbers = RowNumbers.none(self.backend.xp, self._first_far)
+        allocator = RowAllocator.none(self.backend.xp, self._first_far)
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
         with uninterrupted():
             self.set_columns(columns)
             self.chunks, self._far_bytes = Chunks(0, 0), 0
-            self._set_numbers(numbers)
+            self._set_allocator(allocator)
         self.trim()
 
     def trim(self) -> None:
@@ -441,8 +441,8 @@ class RowStore(RowAccess):
     def for_reading(self) -> "RowStore":
         """Returns a store with the present columns, which can be read after this one is cleared."""
         other = copy.copy(self)
-        other.record, other._numbers = StoreRecord(self.record.value), self.numbers
-        other._set_numbers(other._numbers)
+        other.record, other._allocator = StoreRecord(self.record.value), self.allocator
+        other._set_allocator(other._allocator)
         if self._far_file:
             # A read behind the end of a file would kill the process.
             self._far_file.keep(self._far_bytes, other)
@@ -459,7 +459,7 @@ class RowStore(RowAccess):
         other.columns, other.known_groups = {}, None
         other.record, other.accesses = StoreRecord(), None
         other.chunks, other._far_bytes = Chunks(0, 0), 0
-        other._set_numbers(RowNumbers.none(self.backend.xp, self._first_far))
+        other._set_allocator(RowAllocator.none(self.backend.xp, self._first_far))
         other._add_columns([other._value_column()])
         return other
 
