@@ -1,13 +1,13 @@
-"""Gradients of several batches in one step of an optimizer: what has come is a state of the rows.
+"""Gradient accumulation: the gradients of several batches in one step of an optimizer.
 
-A row has the sum of its gradients beside its other states, and of which step they are. Rows with
-the number of the present step take it, also those whose gradients sum up to 0; with any other
-number a sum is of a step that was taken, and the next gradient begins a new one. Both are states
-like any other: they are saved, restored and evicted with their row. They have an owner of their
-own, so that an optimizer finds its other states whether or not it accumulates.
+Two states of a row hold the sum of its gradients and the number of the step to which they belong.
+Rows with the number of the present step take it, also where the sum is 0; with any other number the
+step was taken, and the next gradient begins a new sum. Both are states like any other: they are
+saved, restored and evicted with their row. They have an owner of their own, so that an optimizer
+finds its other states whether or not it accumulates.
 
-Which keys a step has is not searched for in the whole table: those of each batch are kept until
-then. Only a table that was restored since, or is new here, is looked through once.
+The keys of each batch are kept until the step. Only a table that is new here or was restored since
+is scanned for the keys of the step, once.
 """
 
 import weakref
@@ -25,27 +25,34 @@ from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.export import chosen
-from sok_lite.engine.update import Change, HeldStep, NonFiniteGradientError, StepOptions, merged
-from sok_lite.engine.update_rows import Update, summed
+from sok_lite.engine.table.find import rebalance
+from sok_lite.engine.update import (
+    Change,
+    HeldStep,
+    NonFiniteGradientError,
+    StepOptions,
+    merge_updates,
+)
+from sok_lite.engine.update_rows import Update, sum_duplicates
 
 _SUM, _STEP = "gradient_accumulator", "accumulated_step"
 
 
 class Accumulator:
-    """The owner of what an optimizer has accumulated in the rows of tables."""
+    """Owner of the gradients that an optimizer has accumulated in the rows of tables."""
 
     def __init__(self) -> None:
-        # Of each store, a step and all keys that may have something of it. In a store that is not
-        # there any may; what a restore brings is a new one.
+        # Of each store the number of a step, and all keys that may have gradients of it. In a store
+        # that is not there, such as a restored one, any key may.
         self._keys: weakref.WeakKeyDictionary[RowStore, tuple[int, list[Array]]] = (
             weakref.WeakKeyDictionary()
         )
 
     def add(self, updates: Sequence[Update], options: StepOptions) -> HeldStep:
-        """Returns a step that adds gradients to what their rows have, and changes nothing else.
+        """Returns a step that adds gradients to the sums of their rows, and changes nothing else.
 
-        It raises what UpdateStep does. With on_nonfinite="error" the sums must be finite too: else
-        the last batch, and any in its place, would find one that it cannot use.
+        It raises what UpdateStep does. With on_nonfinite="error" the sums must be finite too, or
+        the last batch could not use them.
 
         Args:
           options: their number is that of the step to which the gradients belong.
@@ -62,9 +69,9 @@ class Accumulator:
         for table, keys, _, grads, states in parts:
             xp = table.backend.xp
             step = _as_state(table, number)
-            goes_on = (states[_STEP] == step).all(axis=1, keepdims=True)
+            has_sum = (states[_STEP] == step).all(axis=1, keepdims=True)
             with np.errstate(over="ignore", invalid="ignore"):  # a GPU says nothing either
-                sums = xp.where(goes_on, states[_SUM] + grads, grads)
+                sums = xp.where(has_sum, states[_SUM] + grads, grads)
             if checks and not bool(xp.isfinite(sums).all()):
                 raise NonFiniteGradientError(
                     f"The gradients of several batches of table {table.name!r} sum up to an "
@@ -78,37 +85,38 @@ class Accumulator:
             stepped.append(Stepped(None, {_SUM: sums, _STEP: xp.zeros_like(states[_STEP]) + step}))
         return stepped, None
 
-    def with_waiting(
+    def with_sums(
         self, updates: Sequence[Update], number: int
     ) -> tuple[Sequence[Update], list[list[Launch]]]:
-        """Returns gradients and what the rows of their tables have of a step, each key once.
+        """Returns merged updates plus the sums of a step, each key once.
 
-        The launches are to be made with that step, which do not depend on each other: they have
-        the rows forget which one it was, for a counter may come to its number again.
-
-        Args:
-          updates: as `merged` gives them.
-          number: of the step.
+        The launches reset the number of the step in its rows, for a counter may come to that number
+        again. They are to be made after the step; their order does not matter.
         """
         tables = [each.table for each in updates]
+        for table in tables:
+            # Else an insertion of the step would, and move rows that are found here.
+            if table.tiers is not None and table.tiers.is_due:
+                rebalance(table)
         states = acquire_states(tables, list(map(_kinds, tables)), [self] * len(tables))
-        total, forgetting = list[Update](), []
+        total, resets = list[Update](), []
         for each, columns in zip(updates, states, strict=True):
             table = each.table
             xp, store = table.backend.xp, table.store
-            waiting = self._keys_of_step(table, columns[_STEP].name, number)
-            rows = table.index.find(waiting).rows
-            found = xp.flatnonzero(_is_of_step(table, columns[_STEP].name, number, rows))
-            keys, rows = xp.concatenate([each.keys, waiting[found]]), rows[found]
+            step_column = columns[_STEP].name
+            candidates = self._keys_of_step(table, step_column, number)
+            rows = table.index.find(candidates).rows
+            found = xp.flatnonzero(_is_of_step(table, step_column, number, rows))
+            keys, rows = xp.concatenate([each.keys, candidates[found]]), rows[found]
             grads = xp.concatenate([each.grads, store.read(rows, columns[_SUM].name)])
             total.append(each._replace(keys=keys, grads=grads, of_gradient=False))
-            forgotten = xp.zeros((rows.size, 2), np.float32)
-            forgetting.append([store.write_launch(rows, forgotten, columns[_STEP].name)])
-        return summed(total), forgetting
+            zeros = xp.zeros((rows.size, 2), np.float32)
+            resets.append([store.write_launch(rows, zeros, step_column)])
+        return sum_duplicates(total), resets
 
     def _keys_of_step(self, table: EmbeddingTable, column: str, number: int) -> Array:
-        """Returns keys (n,) int64, all that have something of a step, and maybe others."""
-        xp, store, none = table.backend.xp, table.store, table.backend.xp.zeros(0, np.int64)
+        """Returns keys (n,) int64, distinct, that may have gradients of a step."""
+        xp, store = table.backend.xp, table.store
         if store not in self._keys:
             found = chosen(
                 table,
@@ -116,11 +124,9 @@ class Accumulator:
                     table, column, number, xp.ascontiguousarray(entries.rows)
                 ),
             )
-            what = f"keys of table {table.name!r}"
-            keys = [table.key_dtype.to_int64(xp, entries.keys, what) for entries in found]
-            self._keys[store] = number, keys
+            self._keys[store] = number, [table.engine_keys(entries.keys) for entries in found]
         of_step, kept = self._keys[store]
-        keys = xp.concatenate([none, *(kept if of_step == number else [])])
+        keys = xp.concatenate([xp.zeros(0, np.int64), *(kept if of_step == number else [])])
         return dedup(table.backend, keys, (0, keys.size)).keys
 
 
@@ -129,38 +135,38 @@ def _kinds(table: EmbeddingTable) -> Kinds:
 
 
 def _as_state(table: EmbeddingTable, number: int) -> Array:
-    """Returns the number of a step as rows have it, (1, 2) float32: exact up to 2**48."""
+    """Returns the number of a step as a state, (1, 2) float32: exact up to 2**48."""
     return table.backend.from_host(np.array([divmod(number, 1 << 24)], np.float32))
 
 
 def _is_of_step(table: EmbeddingTable, column: str, number: int, rows: Array) -> Array:
-    """Returns which rows have something of a step, (n,) bool; NO_ROW has not."""
+    """Returns which rows have gradients of a step, (n,) bool; False for NO_ROW."""
     return (table.store.read(rows, column) == _as_state(table, number)).all(axis=1)
 
 
 class AccumulatedStep(HeldStep):
-    """A step by the mean of its gradients and of those of the batches before.
+    """A step by the mean of the gradients of several batches.
 
     Args:
-      step: that of the last batch; of a table without a gradient in it with no keys.
-      accumulator: has the gradients of the others.
-      batches: how many there are.
+      step: of the last batch, with an update without keys for a table that has no gradient in it.
+      accumulator: has the gradients of the batches before.
+      batches: number of all batches.
     """
 
     def __init__(self, step: HeldStep, accumulator: Accumulator, batches: int) -> None:
         super().__init__(step.updates, step.options)
         self._step, self._accumulator, self._batches = step, accumulator, batches
 
-    def get_ready(self, is_whole: bool) -> Change:
-        updates, number = merged(self.updates), self.options.number
-        total, forgetting = self._accumulator.with_waiting(updates, number)
+    def new_change(self, commits_now: bool) -> Change:
+        updates = merge_updates(self.updates)
+        total, resets = self._accumulator.with_sums(updates, self.options.number)
         batches = np.float32(self._batches)
         self._step.updates = [each._replace(grads=each.grads / batches) for each in total]
-        change = self._step.get_ready(is_whole)
+        change = self._step.new_change(commits_now)
 
-        def change_and_forget() -> Sequence[EmbeddingTable]:
+        def change_and_reset() -> Sequence[EmbeddingTable]:
             tables = change()
-            launch_all(*forgetting)
+            launch_all(*resets)
             return tables
 
-        return change_and_forget
+        return change_and_reset

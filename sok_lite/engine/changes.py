@@ -1,4 +1,4 @@
-"""What has changed in several tables since a time, of all ranks together."""
+"""Keys and rows of several tables that have changed since a time, of all ranks together."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,25 +19,22 @@ def changes_since(
     comm: Communicator,
     removed: bool = False,
 ) -> list[tuple[np.ndarray, ...]]:
-    """Returns keys and rows that have changed, those of all ranks on every rank.
-
-    Every rank must call it.
+    """Returns keys and rows that have changed on any rank. All ranks must call it.
 
     Args:
       tables: the same on all ranks.
-      times: of each table, in seconds since 1970; they need not be the same on all ranks.
-      removed: whether keys that were removed are told as well. What was removed before the time is
-        forgotten then.
+      times: of each table, in seconds since 1970; ranks may differ.
+      removed: whether to return removed keys too. The tables then forget older removals.
 
     Returns:
       Of each table (keys (n,) of the key type, rows (n, dim) storage), on the host: the result of
-      `export_since` on rank 0, then that on rank 1 and so on. With `removed` the third is the keys
-      (m,) that have lost their rows.
+      `export_since` on rank 0, then that on rank 1 and so on. With `removed`, also the keys (m,)
+      that have lost their rows.
 
     Raises:
-      ValueError: the ranks have different tables, or one does not know what was removed since the
-        time; on all ranks.
-      MemoryError: a rank has none for its rows; on all ranks.
+      ValueError: the ranks have different tables, or one has no log of removals since the time; on
+        all ranks.
+      MemoryError: a rank has no memory for its rows; on all ranks.
     """
     names = {
         f"table {i}": [table.name, table.dim, table.row_dtype.name, table.key_dtype.name]
@@ -45,20 +42,20 @@ def changes_since(
     }
     check_equal_on_all_ranks(comm, {**names, "removed": removed}, "An incremental dump")
 
-    def exported() -> list[tuple[np.ndarray, ...]]:
+    def export() -> list[tuple[np.ndarray, ...]]:
         return [
             tuple(map(table.backend.to_host, alone(table, partial(_changes, table, at, removed))))
             for table, at in zip(tables, times, strict=True)
         ]
 
-    def of_all(array: np.ndarray) -> np.ndarray:
-        return comm.allgatherv(array, call="changes_since").rows
-
-    found = together(comm, exported)
+    changes = together(comm, export)
     if removed:
         for table, at in zip(tables, times, strict=True):
             table.forget_removals(before=table.first_removal_since(at))
-    return [tuple(map(of_all, each)) for each in found]
+    return [
+        tuple(comm.allgatherv(array, call="changes_since").rows for array in arrays)
+        for arrays in changes
+    ]
 
 
 def _changes(table: EmbeddingTable, at: float, removed: bool) -> tuple[Array, ...]:

@@ -1,13 +1,12 @@
 """The fallback step: one optimizer step by a function that gets rows and states as arrays.
 
 For optimizers that no kernel follows. Slower than an update rule: rows and states are copied twice,
-and each table and state is a launch of its own. Duplicates are summed and states acquired
-as by an update rule (`update.UpdateStep`). But keys without a row are inserted before the function
-is called, and stay if it raises.
+and each table and state is a launch of its own. Duplicates are summed and states acquired as in
+`update.UpdateStep`. But keys without a row are inserted before the function is called, and stay if
+it raises.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,32 +14,28 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.backend.ragged import split
-from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.rule import count_nonfinite_launch
 from sok_lite.engine.rows.column import Kinds, States
-from sok_lite.engine.rows.store import NO_ROW, RowStore
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest
-from sok_lite.engine.update import Change, HeldStep, StepOptions, merged, raise_if_nonfinite
+from sok_lite.engine.update import Change, HeldStep, StepOptions, merge_updates, resolve_and_check
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
+    count_as_lookups,
     mark_seen_launches,
-    resolve_rows,
-    touch,
 )
 
 
 class Gathered(NamedTuple):
-    """Rows of a table that have a gradient in a step.
+    """The rows of a table that have a gradient in a step.
 
     Attributes:
-      table: the table.
       keys: (u,) int64, distinct.
-      rows: (u, dim) float32.
-      grads: (u, dim) float32.
+      rows, grads: (u, dim) float32.
       states: by name, (u, elements of the state) float32.
     """
 
@@ -52,19 +47,14 @@ class Gathered(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """Rows and states of a table after the step.
-
-    Attributes:
-      rows: (u, dim) float32; None: as they were.
-      states: by name, (u, elements of the state) float32.
-    """
+    """Rows and states of a table after the step, as in `Gathered`; rows None: unchanged."""
 
     rows: Array | None
     states: dict[str, Array]
 
 
-# Takes what was gathered of each table, maybe no row of some. Gives where that is to go, in the
-# same order, and what is called with the change of the rows; None: nothing.
+# Takes what was gathered of each table, which may be no rows. Returns the result for each in the
+# same order, and a function to be called with the change of the rows, or None.
 StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Callable[[], None] | None]]
 
 
@@ -79,7 +69,7 @@ class GatheredStep(HeldStep):
 
     Raises:
       ForeignKeysError, NonFiniteGradientError, ValueError, TypeError, MemoryError, RuntimeError and
-        RefusedError: in the cases in which UpdateStep raises them.
+        RefusedError: as UpdateStep.
       Exception: whatever `function` raises; then no row and no state has changed.
     """
 
@@ -93,64 +83,56 @@ class GatheredStep(HeldStep):
         super().__init__(updates, options)
         self._kinds, self._function = kinds, function
 
-    def get_ready(self, is_whole: bool) -> Change:
-        updates, options = merged(self.updates), self.options
+    def new_change(self, commits_now: bool) -> Change:
+        updates = merge_updates(self.updates)
         if not updates:
             return tuple
-        # The function may raise, and then all is as it was.
-        by_row = resolve_rows(updates, marks=False)
-        if options.rank_info is not None:
-            refuse_foreign_keys(updates, by_row, options.rank_info)
-        if options.on_nonfinite == "error":
-            raise_if_nonfinite(by_row)
+        # No key is marked as seen before the function has returned: it may raise.
+        resolved = resolve_and_check(updates, self.options, marks=False)
         tables = [each.table for each in updates]
-        kinds, optimizers = list(map(self._kinds, tables)), [each.optimizer for each in updates]
-        states = acquire_states(tables, kinds, optimizers)
-        with_rows = list(map(_without_missing, _with_rows_inserted(by_row)))
+        optimizers = [each.optimizer for each in updates]
+        states = acquire_states(tables, list(map(self._kinds, tables)), optimizers)
+        with_rows = list(map(_without_missing, _with_rows_inserted(resolved)))
         stepped, note = self._function(list(map(_gather, with_rows, states)))
-        refused = [(each.table, each.table.refused) for each in by_row if each.inserts]
-        return partial(self._change, by_row, with_rows, states, stepped, note, refused)
+        refused = [(each.table, each.table.refused) for each in resolved if each.inserts]
+        results = list(zip(resolved, with_rows, states, stepped, strict=True))
 
-    def _change(
-        self,
-        by_row: Sequence[ResolvedUpdate],
-        with_rows: Sequence[ResolvedUpdate],
-        states: Sequence[States],
-        stepped: Sequence[Stepped],
-        note: Callable[[], None] | None,
-        refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]],
-    ) -> list[EmbeddingTable]:
-        """Writes a step that has been computed.
+        def change() -> list[EmbeddingTable]:
+            count_as_lookups(resolved)
+            launch_all(*(self._launches(*each) for each in results))
+            for each in resolved:
+                if not each.inserts:
+                    each.table.counters.not_updated += each.num_without_row
+            if note is not None:
+                note()
+            for table, count in refused:
+                table.refused = count  # of the insertion, which may have been another call
+            return [table for table, _ in refused]
 
-        Args:
-          by_row: the keys, rows and gradients as they were before keys were inserted.
-          with_rows: the updates without the keys that have no row.
-          states: of each table, the columns to write to.
-          stepped, note: the results of the function.
-          refused: of each table that has inserted keys, how many it refused.
-        """
-        touch(by_row)
-        launches = []
-        num_nonfinite = self.options.num_nonfinite
-        for was, each, its_states, went in zip(by_row, with_rows, states, stepped, strict=True):
-            its = mark_seen_launches(was)
-            if num_nonfinite is not None:
-                backend = each.table.backend
-                its.append(count_nonfinite_launch(backend, each.grads, None, num_nonfinite))
-            launches.append(its + _write_launches(each.table.store, each.rows, its_states, went))
-        launch_all(*launches)
-        for each in by_row:
-            if not each.inserts:
-                each.table.counters.not_updated += each.num_without_row
-        if note is not None:
-            note()
-        for table, count in refused:
-            table.refused = count  # of the insertion, which may have been another call
-        return [table for table, _ in refused]
+        return change
+
+    def _launches(
+        self, resolved: ResolvedUpdate, with_rows: ResolvedUpdate, states: States, result: Stepped
+    ) -> list[Launch]:
+        """Returns the launches that write the step of a table."""
+        store, rows, num_nonfinite = (
+            with_rows.table.store,
+            with_rows.rows,
+            self.options.num_nonfinite,
+        )
+        launches = mark_seen_launches(resolved)
+        if num_nonfinite is not None:
+            count = count_nonfinite_launch(store.backend, with_rows.grads, None, num_nonfinite)
+            launches.append(count)
+        for name, values in result.states.items():
+            launches.append(store.write_launch(rows, values, states[name].name))
+        if result.rows is not None:
+            launches.append(store.write_launch(rows, store.to_storage(result.rows)))
+        return launches
 
 
 def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedUpdate]:
-    """Returns updates after the insertion of missing keys, where the tables take any."""
+    """Returns updates after the insertion of missing keys, where the tables insert for updates."""
     inserting = [each for each in updates if each.inserts]
     if not inserting:
         return updates
@@ -160,12 +142,9 @@ def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedU
     pairs = zip(inserting, sizes, strict=True)
     requests = [LookupRequest(each.table, size, unique_keys=True) for each, size in pairs]
     num_without_row = look_up_batch(backend, keys, rows, requests, is_lookup=False)
-    inserted = map(_with_rows, inserting, split(rows, sizes), num_without_row)
+    results = zip(inserting, split(rows, sizes), num_without_row, strict=True)
+    inserted = iter([each._replace(rows=its, num_without_row=n) for each, its, n in results])
     return [next(inserted) if each.inserts else each for each in updates]
-
-
-def _with_rows(update: ResolvedUpdate, rows: Array, num_without_row: int) -> ResolvedUpdate:
-    return update._replace(rows=rows, num_without_row=num_without_row)
 
 
 def _without_missing(update: ResolvedUpdate) -> ResolvedUpdate:
@@ -184,12 +163,3 @@ def _gather(update: ResolvedUpdate, states: States) -> Gathered:
     values = store.row_dtype.to_float32(table.backend.xp, store.read(rows))
     read = {name: store.read(rows, column.name) for name, column in states.items()}
     return Gathered(table, keys, values, grads, read)
-
-
-def _write_launches(store: RowStore, rows: Array, states: States, went: Stepped) -> list[Launch]:
-    launches = [
-        store.write_launch(rows, values, states[name].name) for name, values in went.states.items()
-    ]
-    if went.rows is not None:
-        launches.append(store.write_launch(rows, store.to_storage(went.rows)))
-    return launches

@@ -1,15 +1,15 @@
-"""The optimizer states of a table: which optimizer works on which, and what they are called.
+"""The optimizer states of a table: their owners, how optimizers acquire them, and their names.
 
 The first step of an optimizer on a table makes states for it, or takes over free ones that fit,
 such as those of a checkpoint. Several optimizers each have their own, also under equal names. The
-states of an optimizer that is gone are dropped with the next step of any, with the next checkpoint
-at the latest. If a restore gave states to an optimizer that has taken no step since, another one
+states of an optimizer that is gone are dropped with the next step of any optimizer, or with the
+next checkpoint. If a restore gave states to an optimizer that has taken no step since, another one
 gets a copy: it may be the optimizer of the checkpoint, made again, while the program still refers
 to the old one.
 
-Whose a state is says its column (engine/rows/column.py). A program lists, renames and drops states
-by the names of their columns; `EmbeddingTable.read_state`, `assign_state` and `export` read and
-write their values by these.
+The owner of a state is in its column (engine/rows/column.py). Programs list, rename and drop states
+by the names of their columns; `EmbeddingTable.read_state`, `assign_state` and `export` take these
+names too.
 """
 
 import gc
@@ -25,7 +25,7 @@ from sok_lite.engine.rows.column import Column, Kinds, StateOwner, States, kinds
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import forget
-from sok_lite.engine.table.exclusive import alone, changing_alone
+from sok_lite.engine.table.exclusive import changing_alone, exclusive
 
 _PIECE = 1 << 16  # rows that are copied at once
 
@@ -34,10 +34,11 @@ class State(NamedTuple):
     """An optimizer state of a table, in memory or saved.
 
     Attributes:
-      name, dim, initial: the optimizer's name for it, elements of a row, of a new row.
-      rows: what has them: its Column; (n, dim) float32, those of n keys; or what a caller says.
-      group: the states of one optimizer have a number of their own; None: nobody knows what
-        belongs together, as in old checkpoints.
+      name: the optimizer's name for it.
+      dim: elements of a row.
+      initial: their value in a new row.
+      rows: its Column; or (n, dim) float32, those of n keys; or what a caller defines.
+      group: a number that the states of one optimizer share; None: unknown, as in old checkpoints.
     """
 
     name: str
@@ -56,12 +57,11 @@ def acquire_states(
     """Returns the states that steps work on, and makes those that are missing.
 
     Args:
-      tables: that are trained.
       kinds: of each table, the states that the step needs.
       optimizers: of each table, the owner of the states; None: they stay free.
 
     Raises:
-      MemoryError: there is none for the states of a table. Other tables may have theirs already.
+      MemoryError: no memory for the states of a table. Other tables may have theirs already.
     """
     usual = usual_states(tables, kinds, optimizers)
     return _acquire(tables, kinds, optimizers) if usual is None else usual
@@ -70,9 +70,9 @@ def acquire_states(
 def usual_states(
     tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizers: Sequence[Any]
 ) -> list[States] | None:
-    """Returns the states that steps work on, where each table has those of its optimizer alone.
+    """Returns the states that steps work on if each table has those of its optimizer alone.
 
-    So it is in most steps. Nothing is called for each table: a step may have a thousand.
+    That is so in most steps. No function is called per table: a step may have a thousand.
     """
     usual = [
         sole.states
@@ -97,15 +97,15 @@ def _acquire(
     for table, its_kinds, optimizer in requests:
         states = owned(table.store, optimizer)
         if states is not None:
-            _keep(table.store, states)
+            _confirm_owner(table.store, states)
         if states is None or not its_kinds.keys() <= states.keys():
-            states = _taken_over(table, its_kinds, optimizer)
+            states = _take_over(table, its_kinds, optimizer)
         taken.append(states)
     missing = [table for table, states in zip(tables, taken, strict=True) if states is None]
     if any(_num_optimizers(table.store) for table in missing):
         _collect()
     for table in tables:
-        _drop_orphaned_states(table.store)
+        _drop_orphans(table.store)
     return [
         _make(*request) if states is None else states
         for request, states in zip(requests, taken, strict=True)
@@ -117,7 +117,7 @@ def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
 
     Args:
       kinds: the states that it needs.
-      optimizer: None: free ones.
+      optimizer: None: free states.
 
     Returns:
       None where that step would make some.
@@ -145,9 +145,8 @@ def fitting(store: RowStore, kinds: Kinds) -> States | None:
 def _all_fitting(store: RowStore, kinds: Kinds) -> Iterator[States]:
     """Yields free states that an optimizer can take over.
 
-    States of one owner must be all the states of the optimizer: Ftrl has an `accumulator` as
-    Adagrad does, with another meaning. Of free states without an owner, as from old checkpoints,
-    some are enough.
+    An owner's states must be all the states of the optimizer: Ftrl has an `accumulator` as Adagrad
+    does, with another meaning. Free states without an owner, as from old checkpoints, may be more.
     """
     for owner, states in store.state_groups.items():
         if owner is not None and not owner.is_free:
@@ -177,7 +176,7 @@ def warn_if_several_fit(table_name: str, store: RowStore, kinds: Kinds) -> None:
 
 
 def restored(store: RowStore, kinds: Kinds) -> list[States]:
-    """Returns states of these kinds that a restore gave to an optimizer which has not used them."""
+    """Returns matching states that a restore gave to an optimizer which has not used them yet."""
     return [
         states
         for owner, states in store.state_groups.items()
@@ -185,7 +184,7 @@ def restored(store: RowStore, kinds: Kinds) -> list[States]:
     ]
 
 
-def _taken_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States | None:
+def _take_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States | None:
     store = table.store
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
@@ -212,19 +211,18 @@ class _Nobody:
 
 def _copy(table: EmbeddingTable, kinds: Kinds, optimizer: Any, others: States) -> States:
     store = table.store
-    # Nobody's until it is whole: of what fails nothing stays.
+    # Orphaned until the copy is complete: nothing stays of one that fails.
     columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))
     copy_states(store, others, columns)
-    # An increment would have the rows that change from now on alone: the next dump is a whole one.
     with uninterrupted():
         give_states(store, columns, StateOwner.of(optimizer))
-        forget(table)
-        _keep(store, others)  # the next one that is new has the next, or begins anew
+        forget(table)  # an increment would lack the copied rows: the next dump is a whole one
+        _confirm_owner(store, others)  # the next new optimizer gets the next states, or new ones
     return {column.state: column for column in columns}
 
 
 def copy_states(store: RowStore, states: States, columns: Iterable[Column]) -> None:
-    """Writes the rows of states into columns that are called as they are, piece by piece."""
+    """Copies the rows of states into columns of the same state names, piece by piece."""
     xp = store.backend.xp
     for start in range(0, store.num_rows, _PIECE):
         rows = xp.arange(start, min(start + _PIECE, store.num_rows), dtype=np.uint32)
@@ -233,21 +231,21 @@ def copy_states(store: RowStore, states: States, columns: Iterable[Column]) -> N
 
 
 def give_states(store: RowStore, columns: Iterable[Column], owner: StateOwner) -> None:
-    """Makes an owner the owner of free states."""
+    """Sets the owner of states."""
     with uninterrupted():
         for column in columns:
             column.owner = owner
         store.set_columns(store.columns)
 
 
-def _keep(store: RowStore, states: States) -> None:
-    """Notes that states which a restore may have brought are no optimizer's but their own."""
+def _confirm_owner(store: RowStore, states: States) -> None:
+    """Ends the time in which another optimizer may get a copy of restored states."""
     owner = next(iter(states.values())).owner
     if owner is not None and owner.is_restored:
         give_states(store, states.values(), StateOwner(owner.reference))
 
 
-# ---- states that go ------------------------------------------------------------------------------
+# ---- dropping states -----------------------------------------------------------------------------
 
 
 def drop_orphaned_states(table: EmbeddingTable) -> None:
@@ -256,12 +254,11 @@ def drop_orphaned_states(table: EmbeddingTable) -> None:
         return  # a signal handler saves the table in the midst of a change
     if _num_optimizers(table.store) > 1:
         _collect()
-    _drop_orphaned_states(table.store)
+    _drop_orphans(table.store)
 
 
 def settle_states(table: EmbeddingTable) -> None:
-    """Ends the search for owners of states that a restore brought: free states are dropped, and new
-    optimizers begin anew."""
+    """Ends the search for owners of restored states: drops free ones; new optimizers begin anew."""
     changing_alone(table, lambda: _settle(table.store))
 
 
@@ -269,31 +266,31 @@ def _settle(store: RowStore) -> None:
     free = [each.rows for each in numbered_states(store) if not each.rows.is_used]
     for states in store.state_groups.values():
         if next(iter(states.values())).is_used:
-            _keep(store, states)
+            _confirm_owner(store, states)
     if free:
         drop_states(store, free)
 
 
 def _num_optimizers(store: RowStore) -> int:
-    """How many have states, as far as it is known that they are in use."""
+    """Returns how many optimizers have states, including some that nobody uses any more."""
     owners = store.state_groups
     return sum(owner is not None and owner.optimizer is not None for owner in owners)
 
 
 def _collect() -> None:
-    # What holds a dropped optimizer may still wait for the garbage collector: the graph of a
-    # tf.function does. It takes long, for it looks at all of Python's objects.
+    # A dropped optimizer may be in a reference cycle, as with the graph of a tf.function. Called
+    # rarely: it visits all objects of Python.
     gc.collect()
 
 
-def _drop_orphaned_states(store: RowStore) -> None:
+def _drop_orphans(store: RowStore) -> None:
     gone = [each.rows for each in numbered_states(store) if each.rows.is_gone]
     if gone:
         drop_states(store, gone)
 
 
 def drop_states(store: RowStore, columns: Sequence[Column]) -> None:
-    """Drops states that are not used any more, and frees their memory."""
+    """Drops states, and frees their memory."""
     gone = {column.name for column in columns}
     left = {name: column for name, column in store.columns.items() if name not in gone}
     if store.num_far_rows:
@@ -318,56 +315,40 @@ def numbered_states(store: RowStore) -> list[State]:
     ]
 
 
+@exclusive
 def named_states(table: EmbeddingTable) -> list[State]:
     """Returns the states of a table with their columns, without those whose optimizer is gone.
 
-    The name of its column is unique in the table; `State.name` is that in its optimizer.
+    The name of the column is unique in the table; `State.name` is unique in its optimizer.
     """
-    return alone(table, lambda: _alive(table.store))
+    return [each for each in numbered_states(table.store) if not each.rows.is_gone]
 
 
-def num_bytes_of(table: EmbeddingTable, name: str) -> int:
-    """Returns the memory of a state in the rows that were handed out so far.
-
-    Raises:
-      ValueError: there is no such state.
-    """
-
-    def num_bytes() -> int:
-        store = table.store
-        num_rows = store.num_rows - store.numbers.num_returned
-        return num_rows * state_column(table, name).row_bytes
-
-    return alone(table, num_bytes)
-
-
-def is_used(table: EmbeddingTable, name: str) -> bool:
-    """Returns whether a state is that of a living optimizer.
-
-    Raises:
-      ValueError: there is no such state.
-    """
-    return alone(table, lambda: state_column(table, name).is_used)
-
-
+@exclusive
 def state_column(table: EmbeddingTable, name: str) -> Column:
-    """Returns the column of a state. Hold the table.
-
-    Args:
-      name: of the column.
+    """Returns the column of a state by its name.
 
     Raises:
       ValueError: there is no such state.
     """
-    columns = {each.rows.name: each.rows for each in _alive(table.store)}
+    columns = {each.rows.name: each.rows for each in named_states(table)}
     if name not in columns:
         has = ", ".join(map(repr, columns)) or "none"
         raise ValueError(f"Table {table.name!r} has no optimizer state {name!r}. It has: {has}.")
     return columns[name]
 
 
-def _alive(store: RowStore) -> list[State]:
-    return [each for each in numbered_states(store) if not each.rows.is_gone]
+@exclusive
+def num_bytes_of(table: EmbeddingTable, name: str) -> int:
+    """Returns the memory of a state in the rows that were handed out so far; see `state_column`."""
+    num_rows = table.store.num_rows - table.store.allocator.num_returned
+    return num_rows * state_column(table, name).row_bytes
+
+
+@exclusive
+def is_used(table: EmbeddingTable, name: str) -> bool:
+    """Returns whether a state is that of a living optimizer; see `state_column`."""
+    return state_column(table, name).is_used
 
 
 def rename_state(table: EmbeddingTable, name: str, new_name: str) -> str:
@@ -410,9 +391,5 @@ def _rename(table: EmbeddingTable, name: str, new_name: str) -> str:
 
 
 def drop_state(table: EmbeddingTable, name: str) -> None:
-    """Drops a state and frees its memory. An optimizer that uses it makes a new one next.
-
-    Raises:
-      ValueError: there is no such state.
-    """
+    """Drops a state; see `state_column`. An optimizer that uses it makes a new one next."""
     changing_alone(table, lambda: drop_states(table.store, [state_column(table, name)]))

@@ -1,14 +1,13 @@
 """One optimizer step for rows of several tables: unique -> sum over duplicates -> update rule.
 
-A step has two halves: prepare, then commit. It may have other parts, such as that of dense
-variables. Its rows are prepared first: errors in them raise then, before anything has changed
-anywhere. The other parts follow, and then the change of the rows, which cannot be rejected any
-more.
+A step has two halves, prepare and commit, with other parts between them, such as the step of dense
+variables. Errors in the rows are raised by prepare, before anything has changed anywhere; after the
+other parts, commit changes the rows.
 
-A key without a row gets one, as by a lookup of all keys of its table's update: it was erased or
-evicted since its own lookup, or never looked up, or refused. Insertions and the step of all tables
-are launched together. Keys that a table refuses are left out, and so is every key without a row if
-its table admits only some new keys; both are counted.
+A key without a row was erased, evicted or refused since its lookup, or never looked up. It gets a
+row, as by a lookup of all keys of the update; insertions and the step of all tables are launched
+together. Keys that a table refuses are left out, and so is every key without a row if its table
+admits only some new keys; both are counted.
 """
 
 from abc import ABC, abstractmethod
@@ -41,9 +40,9 @@ from sok_lite.engine.table.insert import LookupRequest
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
+    count_as_lookups,
     mark_seen_launches,
     resolve_rows,
-    touch,
 )
 
 # Changes the rows of a step, under the locks of its tables; returns those that have inserted keys.
@@ -55,7 +54,7 @@ class NonFiniteGradientError(ValueError, FloatingPointError):
 
 
 class StepOptions(NamedTuple):
-    """The options of a step, beside its tables and gradients.
+    """The options of a step, the same for all tables.
 
     Attributes:
       learning_rate: of this step, after any schedule.
@@ -63,8 +62,8 @@ class StepOptions(NamedTuple):
       on_nonfinite: "allow" or "error": whether a gradient with a NaN or an infinity raises.
       stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
         random bits depend on the table's seed and name, key, column and number alone.
-      num_nonfinite: (1,) int64, grows by the rows that had a gradient with a NaN or an infinity;
-        None: they are not reported.
+      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity; None:
+        they are not counted.
       rank_info: this rank among several: keys of the others are rejected; None: there are none.
     """
 
@@ -77,32 +76,28 @@ class StepOptions(NamedTuple):
 
 
 class Step(Protocol):
-    """A step that is taken once. Either half raises the errors of the step."""
+    """A step that is taken once. Either half may raise the errors of the step."""
 
     def prepare(self) -> None:
-        """Checks the step: raises its errors, and changes no row. It need not be called."""
+        """Checks the step and raises its errors; no row changes. It may be left out."""
 
     def commit(self, note: Callable[[], None] | None = None) -> None:
         """Takes the step.
 
         Args:
-          note: called with the change of the rows: also where an error follows that says of a step
-            that it was taken, such as RefusedError.
+          note: called with the change of the rows, before an error that follows it, such as
+            RefusedError.
         """
 
 
 class HeldStep(ABC):
-    """A step that has the locks of its tables in each half, from the first read to the last write.
+    """Base of steps that hold the locks of their tables in each half.
 
-    Between the halves it has none: a thread may hold a table that another rank waits for. What was
-    prepared is used if no table has changed meanwhile, and is prepared again otherwise.
+    Between the halves the tables are free: a thread may hold one that another rank waits for. What
+    was prepared is used if no table has changed meanwhile, and is prepared again otherwise.
 
     Args:
       updates: one per gradient. A table that comes several times is updated once.
-      options: of the step.
-
-    Attributes:
-      updates, options: the arguments.
 
     Raises:
       ValueError: `on_nonfinite` is neither "allow" nor "error".
@@ -117,36 +112,32 @@ class HeldStep(ABC):
         self._prepared: tuple[object, Change] | None = None
 
     def prepare(self) -> None:
-        """Checks the step: raises its errors, and changes no row."""
-        holding(self._tables(), self._prepare)
+        """Checks the step and raises its errors; no row changes."""
+
+        def prepare() -> None:
+            change = self.new_change(commits_now=False)
+            if self.updates:
+                self._prepared = last_change(self._tables()), change
+
+        holding(self._tables(), prepare)
 
     def commit(self, note: Callable[[], None] | None = None) -> None:
-        """Takes the step.
+        """Takes the step; see `Step`."""
+        if self._prepared is None:
+            holding(self._tables(), partial(self._take, None, note))
+            return
+        since, change = self._prepared
 
-        Args:
-          note: called with the change of the rows.
-        """
-        tables, prepared = self._tables(), self._prepared
-        if prepared is None:
-            holding(tables, lambda: self._take(self.get_ready(is_whole=True), note))
-        else:
-            since, change = prepared
-            holding_since(tables, since, partial(self._take_prepared, change, note))
+        def take_prepared(is_unchanged: bool) -> None:
+            self._take(change if is_unchanged else None, note)
 
-    def _prepare(self) -> None:
-        change = self.get_ready(is_whole=False)
-        if self.updates:
-            self._prepared = last_change(self._tables()), change
+        holding_since(self._tables(), since, take_prepared)
 
     def _tables(self) -> list[EmbeddingTable]:
         return [update.table for update in self.updates]
 
-    def _take_prepared(
-        self, change: Change, note: Callable[[], None] | None, is_unchanged: bool
-    ) -> None:
-        self._take(change if is_unchanged else self.get_ready(is_whole=True), note)
-
-    def _take(self, change: Change, note: Callable[[], None] | None) -> None:
+    def _take(self, change: Change | None, note: Callable[[], None] | None) -> None:
+        change = change or self.new_change(commits_now=True)
         with uninterrupted():
             tables = change()
             if note is not None:
@@ -155,11 +146,11 @@ class HeldStep(ABC):
             table.report_refused()
 
     @abstractmethod
-    def get_ready(self, is_whole: bool) -> Change:
-        """Returns what changes the rows, under the locks of the tables.
+    def new_change(self, commits_now: bool) -> Change:
+        """Checks the step, and returns what changes the rows. It is called under the tables' locks.
 
         Args:
-          is_whole: whether the step is taken at once, so that keys may count as seen already.
+          commits_now: whether the change follows at once: keys may count as seen already.
         """
 
 
@@ -175,14 +166,15 @@ def step_of(updates: Sequence[Update], options: StepOptions) -> Step:
         )
         for step_type in (*dict.fromkeys(filter(None, types)), None)
     ]
-    return JoinedStep(steps)
+    return _JoinedStep(steps)
 
 
-class JoinedStep(Step):
-    """Steps of tables of several kinds, as one. Every one is prepared before the first is taken.
+class _JoinedStep(Step):
+    """Steps of tables of several kinds as one: all are prepared before the first is committed.
 
     Args:
-      steps: in the order in which they are taken. The last does not fail once it is prepared.
+      steps: in the order of their commits. That of tables in this process is the last: of a
+        prepared one only insertions can fail.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -190,21 +182,15 @@ class JoinedStep(Step):
         self._is_prepared = False
 
     def prepare(self) -> None:
-        """Checks all steps: raises their errors, and changes no row."""
         for step in reversed(self._steps):
             step.prepare()
         self._is_prepared = True
 
     def commit(self, note: Callable[[], None] | None = None) -> None:
-        """Takes the steps.
-
-        Args:
-          note: called with the change of the last one's rows.
-        """
         if not self._is_prepared:
             self.prepare()
         *others, last = self._steps
-        for step in others:  # not held back: they may wait for a remote store
+        for step in others:  # signals are not held back: they may wait for a remote store
             step.commit()
         last.commit(note)
 
@@ -220,7 +206,7 @@ class UpdateStep(HeldStep):
         lookup.
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
-      MemoryError: there is none for states or new keys. No row has changed and no key was inserted.
+      MemoryError: no memory for states or new keys. No row has changed and no key was inserted.
       RuntimeError: new keys find no slots under a second seed of the hash either: somebody has
         chosen them. No row has changed and no key was inserted.
     `commit` raises:
@@ -228,8 +214,8 @@ class UpdateStep(HeldStep):
         updated.
     """
 
-    def get_ready(self, is_whole: bool) -> Change:
-        options, updates = self.options, merged(self.updates)
+    def new_change(self, commits_now: bool) -> Change:
+        options, updates = self.options, merge_updates(self.updates)
         if not updates:
             check_step(options.learning_rate, options.number)
             return tuple
@@ -237,39 +223,35 @@ class UpdateStep(HeldStep):
         steps: dict[int, RuleStep] = {}
         kinds: dict[tuple[int, int], Kinds] = {}
         for update in updates:
-            number, dim = id(update.rule), update.table.dim
-            if number not in steps:
-                steps[number] = rule_step(update.rule, options.learning_rate, options.number)
-            if (number, dim) not in kinds:
-                kinds[number, dim] = steps[number].kinds(dim)
-        by_row = resolve_rows(updates, marks=is_whole)
-        if options.rank_info is not None:
-            refuse_foreign_keys(updates, by_row, options.rank_info)
-        if options.on_nonfinite == "error":
-            raise_if_nonfinite(by_row)
+            rule_id, dim = id(update.rule), update.table.dim
+            if rule_id not in steps:
+                steps[rule_id] = rule_step(update.rule, options.learning_rate, options.number)
+            if (rule_id, dim) not in kinds:
+                kinds[rule_id, dim] = steps[rule_id].rule.kinds(dim)
+        resolved = resolve_and_check(updates, options, marks=commits_now)
         states = acquire_states(
             [each.table for each in updates],
             [kinds[id(each.rule), each.table.dim] for each in updates],
             [each.optimizer for each in updates],
         )
-        if not is_whole:
-            for each in by_row:
-                if each.inserts:
-                    each.table.make_room(each.num_without_row)
-        steps_of_rows = [
+        if not commits_now:
+            for its in resolved:
+                if its.inserts:
+                    its.table.make_room(its.num_without_row)
+        row_steps = [
             RowStep(
                 *(its.table.store, its_states, steps[id(each.rule)], its.rows, its.grads),
                 (its.keys, its.table.table_seed) if options.stochastic_rounding else None,
             )
-            for each, its, its_states in zip(updates, by_row, states, strict=True)
+            for each, its, its_states in zip(updates, resolved, states, strict=True)
         ]
-        return partial(self._change, list(zip(by_row, steps_of_rows, strict=True)))
+        return partial(self._change, list(zip(resolved, row_steps, strict=True)))
 
     def _change(self, pairs: Sequence[tuple[ResolvedUpdate, RowStep]]) -> list[EmbeddingTable]:
         num_nonfinite = self.options.num_nonfinite
         if num_nonfinite is None:
             num_nonfinite = pairs[0][0].table.backend.xp.zeros(1, np.int64)
-        touch([update for update, _ in pairs])
+        count_as_lookups([update for update, _ in pairs])
         new = [pair for pair in pairs if pair[0].inserts]
         others = [pair for pair in pairs if not pair[0].inserts] if new else pairs
         launches = [
@@ -292,8 +274,6 @@ def _insert(
     """Inserts the keys of updates that have no row, and takes each step once its keys have theirs.
 
     Args:
-      pairs: updates and their steps, without row numbers yet.
-      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
       others: lists of launches that are made with the insertions.
     """
     backend = pairs[0][0].table.backend
@@ -316,27 +296,26 @@ def _insert(
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
-    """Makes the states of tables before the first update, and gives them to an optimizer.
+    """Makes the states of an optimizer in tables before its first update.
 
     Raises:
-      MemoryError: there is none for the states of a table. Others may have theirs.
+      MemoryError: no memory for the states of a table. Others may have theirs.
     """
     holding(tables, lambda: acquire_states(tables, kinds, [optimizer] * len(tables)))
 
 
-# ---------------------------------------------------------------- arguments
+# ---------------------------------------------------------------- checks
 
 
-def merged(updates: Sequence[Update]) -> list[Update]:
-    """Returns an update for each table, its keys as int64 and its gradient C-contiguous."""
-    of_tables: dict[int, list[Update]] = {}
+def merge_updates(updates: Sequence[Update]) -> list[Update]:
+    """Returns one update per table, with int64 keys and a C-contiguous gradient, or raises."""
+    by_table: dict[int, list[Update]] = {}
     for update in map(_checked_update, updates):
-        of_tables.setdefault(id(update.table), []).append(update)
-    return [_joined(its) if len(its) > 1 else its[0] for its in of_tables.values()]
+        by_table.setdefault(id(update.table), []).append(update)
+    return [_joined(its) if len(its) > 1 else its[0] for its in by_table.values()]
 
 
 def _joined(updates: Sequence[Update]) -> Update:
-    """Returns updates of one table as one."""
     first, *others = updates
     for other in others:
         if other.rule != first.rule or other.optimizer is not first.optimizer:
@@ -350,7 +329,6 @@ def _joined(updates: Sequence[Update]) -> Update:
 
 
 def _checked_update(update: Update) -> Update:
-    """Returns an update with keys as int64 and a C-contiguous gradient, or raises."""
     table, keys, grads = update.table, update.keys, update.grads
     if not table.row_dtype.suffix:
         instead = "Make it of float32, or assign its rows."
@@ -371,11 +349,26 @@ def _checked_update(update: Update) -> Update:
     return update._replace(keys=keys, grads=grads)
 
 
-def raise_if_nonfinite(updates: Sequence[ResolvedUpdate]) -> None:
-    """Raises NonFiniteGradientError if a row that is to be updated has a NaN or an infinity."""
+def resolve_and_check(
+    updates: Sequence[Update], options: StepOptions, marks: bool
+) -> list[ResolvedUpdate]:
+    """Returns merged updates with row numbers; see `resolve_rows`.
+
+    Raises:
+      ForeignKeysError, NonFiniteGradientError: as UpdateStep.
+    """
+    resolved = resolve_rows(updates, marks=marks)
+    if options.rank_info is not None:
+        refuse_foreign_keys(updates, resolved, options.rank_info)
+    if options.on_nonfinite == "error":
+        _raise_if_nonfinite(resolved)
+    return resolved
+
+
+def _raise_if_nonfinite(updates: Sequence[ResolvedUpdate]) -> None:
     backend = updates[0].table.backend
     counts = backend.xp.zeros(len(updates), np.int64)
-    # Keys that are to be inserted count as well. `rows` says which count, NO_ROW does not.
+    # A key without a row counts if it is to be inserted.
     rows = [None if each.inserts else each.rows for each in updates]
     launch_all(
         *(
@@ -383,8 +376,7 @@ def raise_if_nonfinite(updates: Sequence[ResolvedUpdate]) -> None:
             for i, (each, its_rows) in enumerate(zip(updates, rows, strict=True))
         )
     )
-    of_tables = zip(updates, rows, backend.to_host(counts).tolist(), strict=True)
-    for each, its_rows, count in of_tables:
+    for each, its_rows, count in zip(updates, rows, backend.to_host(counts).tolist(), strict=True):
         if count:
             total = len(each.keys)
             if its_rows is not None:

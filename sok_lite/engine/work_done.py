@@ -1,14 +1,14 @@
-"""Counters of this process for metrics: calls, the time that they took, and bytes."""
+"""Counters of this process for metrics: calls, their time, and bytes."""
 
 import ctypes
 import os
 import threading
 import time
 
-# When the process began with it, seconds since 1970.
+# When this module was imported, seconds since 1970.
 BEGAN = time.time()
 
-# A signal handler or a finalizer may look up while its thread adds.
+# Reentrant: a signal handler or a finalizer may look up while its thread adds.
 _lock = threading.RLock()
 
 
@@ -22,17 +22,17 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class WorkDone:
-    """Work of one kind. Any thread may add to it.
+    """Counts calls of one kind. Any thread may add to it.
 
     Attributes:
-      number: how often it was done.
-      seconds: what it took on the host, with the wait for the device and for other ranks. An update
-        on a GPU does not wait for its kernels: the next call does.
-      native: (2,) int64, what native code has done of it, to which that adds: how often, and how
-        many nanoseconds. `number` and `seconds` have it.
-      num_bytes: what it has written or sent.
-      last: when it was done last, seconds since 1970; None: never, or nobody says.
-      is_read: whether the program has metrics made, so that it is worth to time what costs time.
+      number: of calls.
+      seconds: time on the host, with the wait for the device and for other ranks. An update on a
+        GPU does not wait for its kernels: the next call does.
+      native: (2,) int64, to which native code adds calls and nanoseconds; `number` and `seconds`
+        include them.
+      num_bytes: written or sent.
+      last: time of the last call, seconds since 1970; None: there was none, or it gave no time.
+      is_read: whether the program exports metrics, so that costly measurements pay.
     """
 
     is_read = False
@@ -52,7 +52,7 @@ class WorkDone:
         return self._seconds + 1e-9 * self.native[1]
 
     def add(self, seconds: float = 0.0, num_bytes: int = 0, now: float | None = None) -> None:
-        """Notes that it was done once more."""
+        """Adds one call."""
         with _lock:
             self._number += 1
             self._seconds += seconds
@@ -61,11 +61,11 @@ class WorkDone:
 
 
 class Reached:
-    """How far training has come.
+    """Progress of training.
 
     Attributes:
-      number: of steps over all runs; None: nobody says.
-      last: when the last one ended, seconds since 1970.
+      number: of steps over all runs; None: unknown.
+      last: end of the last one, seconds since 1970.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Reached:
         self.last = 0.0
 
     def reach(self, number: int) -> None:
-        """Notes how many steps are done now."""
+        """Sets the number of steps that are done now."""
         self.number, self.last = number, time.time()
 
 
@@ -84,5 +84,5 @@ LOOKUPS, GRADIENTS, UPDATES = WorkDone(), WorkDone(), WorkDone()
 # What this rank has sent to others, and its part of dumps that were finished.
 SENT_KEYS, SENT_ROWS, SENT_GRADIENTS = WorkDone(), WorkDone(), WorkDone()
 DUMPS = WorkDone()
-# Batches that training has taken, and how long it waited for them.
+# Batches that training has taken, and its wait for them.
 INPUT_WAITS = WorkDone()

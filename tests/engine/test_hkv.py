@@ -420,7 +420,7 @@ def test_an_initializer_that_raises_gives_the_new_rows_back(backend):
         table.find_or_insert(np.arange(100, 110))
     failing = False
     assert not backend.to_host(table.contains(np.arange(100, 110))).any()
-    assert table.store.numbers.num_free == held - table.size
+    assert table.store.allocator.num_free == held - table.size
     table.find_or_insert(np.arange(100, 110))
     rows = backend.to_host(table.export_rows()[1])
     assert len(set(rows.tolist())) == table.size
@@ -444,7 +444,7 @@ def test_whatever_fails_before_an_eviction_leaves_the_table_as_it_was(backend, m
         with pytest.raises(MemoryError):
             table.lookup_and_evict(np.arange(100, 104))
     assert [backend.to_host(part).tolist() for part in table.export()] == before
-    assert table.store.num_rows == table.size + table.store.numbers.num_free
+    assert table.store.num_rows == table.size + table.store.allocator.num_free
     values, evicted = table.lookup_and_evict(np.arange(100, 104))
     assert backend.to_host(values)[:, 0].tolist() == [100, 101, 102, 103]
     assert evicted.keys.size + table.size + 4 >= 16

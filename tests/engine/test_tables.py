@@ -925,4 +925,4 @@ def test_rows_that_find_no_memory_to_be_given_back_stay_taken(backend, var_type,
     with pytest.raises(MemoryError):
         table.store.release(rows)
     monkeypatch.undo()
-    assert table.store.numbers.num_free == 0
+    assert table.store.allocator.num_free == 0

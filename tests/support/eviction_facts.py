@@ -255,7 +255,7 @@ class Watched:
         assert len(numbers) == len(held), "two keys share a row"
         assert all(row < table.store.num_rows for row in numbers)
         assert table.store.num_rows <= table.options.max_capacity + 2
-        free = table.store.numbers.num_free
+        free = table.store.allocator.num_free
         assert free == table.store.num_rows - table.size, "a row was lost"
         counts = table.statistics()
         assert counts.size == table.size and counts.capacity == table.capacity

@@ -47,13 +47,13 @@ class Marks(NamedTuple):
 def free_rows(table):
     """The free rows in the order of their lists, near and far."""
     store, host = table.store, table.backend.to_host
-    numbers = store.numbers
+    numbers = store.allocator
     return host(numbers.free_near).tolist(), host(numbers.free_far).tolist()
 
 
 def returned_rows(table):
     """The free rows whose memory went back to the system; they are in none of the lists."""
-    return [row for rows in table.store.numbers.returned for row in rows]
+    return [row for rows in table.store.allocator.returned for row in rows]
 
 
 def tiers_of(table):
@@ -147,7 +147,7 @@ def audit_record(table):
         row_format = store.row_dtype.number if column is value else 0
         words = [chunks, store.chunk_shift, column.dim, row_format]
         _audit_words(f"column {name!r}", column.record, words)
-    numbers = store.numbers
+    numbers = store.allocator
     assert store.record.num_rows == numbers.num_rows, "native code sees other rows"
     room = numbers.num_rows if numbers.returned else sum(store.chunks) << store.chunk_shift
     room = 0 if store.near_rows is not None else room

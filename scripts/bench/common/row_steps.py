@@ -46,7 +46,7 @@ def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
     taken = rule_step(rule, learning_rate, step)
     states = {
         name: ensure_state(store, name, initial, dim)
-        for name, (dim, initial) in taken.kinds(store.dim).items()
+        for name, (dim, initial) in taken.rule.kinds(store.dim).items()
     }
     step_of_rows = RowStep(store, states, taken, rows, grads, rounding)
     count = backend.xp.zeros(1, np.int64)

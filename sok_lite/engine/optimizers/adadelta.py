@@ -1,10 +1,6 @@
-"""Adadelta.
-
-* every `Adadelta`: `Adadelta(...)`; epsilon is 1e-7 in Keras and 1e-8 in TF1
-"""
+"""`Adadelta` of every framework; epsilon is 1e-7 in Keras and 1e-8 in TF1."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import Positive, UpdateRule, UpToOne
 
@@ -15,15 +11,11 @@ class Adadelta(UpdateRule):
 
     `accumulator` is the fading mean of g^2, `delta_accumulator` that of the steps' squares, and
     `w -= lr * g * sqrt(delta_accumulator + epsilon) / sqrt(accumulator + epsilon)`.
-
-    Attributes:
-      rho: in [0, 1].
-      epsilon: keeps the roots away from 0.
     """
 
     rho: UpToOne = 0.95
     epsilon: Positive = 1e-7
 
-    kernel: ClassVar[str] = "update_adadelta"
-    columns: ClassVar[tuple[str, ...]] = ("accumulator", "delta_accumulator")
-    lazy: ClassVar[str] = "fading of both"
+    kernel = "update_adadelta"
+    columns = ("accumulator", "delta_accumulator")
+    lazy = "fading of both"

@@ -6,7 +6,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import NotNegative, UpdateRule
 
@@ -16,18 +15,17 @@ class Adagrad(UpdateRule):
     """`accumulator += g^2; w -= lr * g / sqrt(accumulator + epsilon)`.
 
     Attributes:
-      epsilon: keeps the root away from 0.
       epsilon_inside_root: False: `/ (sqrt(accumulator) + epsilon)`.
-      initial_accumulator: the accumulator of a new row. Not 0 where epsilon is: 0 / 0 is a NaN.
+      initial_accumulator: of a new row. > 0 where epsilon is 0, as 0 / 0 is a NaN.
     """
 
     epsilon: NotNegative = 1e-7
     epsilon_inside_root: bool = True
     initial_accumulator: NotNegative = 0.1
 
-    kernel: ClassVar[str] = "update_adagrad"
-    columns: ClassVar[tuple[str, ...]] = ("accumulator",)
-    lazy: ClassVar[str] = "nothing"
+    kernel = "update_adagrad"
+    columns = ("accumulator",)
+    lazy = "nothing"
 
     def __post_init__(self) -> None:
         super().__post_init__()

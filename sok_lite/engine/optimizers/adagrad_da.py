@@ -1,10 +1,7 @@
-"""Adagrad with dual averaging.
-
-* tf.compat.v1 `AdagradDAOptimizer`: `AdagradDA(l1, l2, initial_accumulator, global_step)`
-"""
+"""`AdagradDAOptimizer` of tf.compat.v1: Adagrad with dual averaging."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule
 
@@ -13,14 +10,12 @@ from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule
 class AdagradDA(UpdateRule):
     """Adagrad with dual averaging (Duchi, Hazan and Singer, 2011) as TF1 has it.
 
-    With G the sum of gradients, S `initial_accumulator` and the sum of their squares, and T the
-    number of the step, `w = -lr * sign(G) * max(|G| - T * l1, 0) / (T * l2 * lr + sqrt(S))`: what a
-    row began with is gone after its first step.
+    With G the sum of the gradients, S that of their squares and of `initial_accumulator`, and T the
+    number of the step, `w = -lr * sign(G) * max(|G| - T * l1, 0) / (T * l2 * lr + sqrt(S))`: the
+    first step overwrites the initial row.
 
     Attributes:
-      l1, l2: regularization strengths.
-      initial_accumulator: > 0.
-      global_step: T, which the program counts.
+      global_step: T, counted by the program.
     """
 
     l1: NotNegative = 0.0
@@ -28,10 +23,10 @@ class AdagradDA(UpdateRule):
     initial_accumulator: Positive = 0.1
     global_step: Annotated[float, ">= 1", lambda t: t >= 1] = 1.0
 
-    kernel: ClassVar[str] = "update_adagrad_da"
-    columns: ClassVar[tuple[str, ...]] = ("gradient_accumulator", "gradient_squared_accumulator")
-    counter: ClassVar[str | None] = "global_step"
-    lazy: ClassVar[str] = "value to 0; l1, l2"
+    kernel = "update_adagrad_da"
+    columns = ("gradient_accumulator", "gradient_squared_accumulator")
+    counter = "global_step"
+    lazy = "value to 0; l1, l2"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, UpdateRule
 
@@ -17,12 +16,11 @@ class Adam(UpdateRule):
     `alpha = lr * sqrt(1 - beta_2^t) / (1 - beta_1^t); w -= alpha * m / (sqrt(v) + epsilon)`.
 
     Attributes:
-      beta_1, beta_2: in [0, 1).
       epsilon: "epsilon hat" of the paper.
       amsgrad: divides by the largest `v` so far, in the state "vhat".
       adaptive_epsilon: multiplies epsilon by sqrt(1 - beta_2^t), an option of tf_keras' Adam.
-      has_products: has the powers of beta as products in float32 that get a factor in each step, as
-        TF1 does: after ten steps a row differs by 1e-5 of its change.
+      has_products: keeps the powers of beta as float32 products, one factor in each step, as TF1
+        does: after ten steps a row differs by 1e-5 of its change.
       has_m: False: rows have no `m`, which is the gradient where beta_1 is 0.
     """
 
@@ -34,10 +32,10 @@ class Adam(UpdateRule):
     has_products: bool = False
     has_m: bool = True
 
-    kernel: ClassVar[str] = "update_adam"
-    columns: ClassVar[tuple[str, ...]] = ("m", "v", "vhat")
-    counts_steps: ClassVar[bool] = True
-    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
+    kernel = "update_adam"
+    columns = ("m", "v", "vhat")
+    counts_steps = True
+    lazy = "steps by `m`; fading of `m` and `v`"
 
     def __post_init__(self) -> None:
         super().__post_init__()

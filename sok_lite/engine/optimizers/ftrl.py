@@ -1,10 +1,7 @@
-"""FTRL-proximal.
-
-* every `Ftrl`: `Ftrl(...)`
-"""
+"""`Ftrl` of every framework: FTRL-proximal."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from sok_lite.engine.optimizers.rule import NotNegative, UpdateRule
 
@@ -17,9 +14,7 @@ class Ftrl(UpdateRule):
 
     Attributes:
       learning_rate_power: <= 0; -0.5 is the paper's and the fastest.
-      initial_accumulator: the accumulator of a new row.
-      l1, l2: regularization strengths.
-      l2_shrinkage: a magnitude penalty, applied to the touched rows only.
+      l2_shrinkage: a magnitude penalty.
       beta: of the paper.
     """
 
@@ -30,10 +25,10 @@ class Ftrl(UpdateRule):
     l2_shrinkage: NotNegative = 0.0
     beta: NotNegative = 0.0
 
-    kernel: ClassVar[str] = "update_ftrl"
-    columns: ClassVar[tuple[str, ...]] = ("accumulator", "linear")
-    lazy: ClassVar[str] = "value to 0; l2 shrinkage"
-    refused_rate: ClassVar[str] = (
+    kernel = "update_ftrl"
+    columns = ("accumulator", "linear")
+    lazy = "value to 0; l2 shrinkage"
+    refused_rate = (
         "divides by its learning rate, which must be > 0. "
         "Received: learning_rate={}. Start a warm-up above 0."
     )

@@ -1,7 +1,4 @@
-"""Adam that sets whole rows to 0.
-
-* `sok_lite.optimizers.GroupAdam`: `GroupAdam(...)`
-"""
+"""`sok_lite.optimizers.GroupAdam`: Adam that sets whole rows to 0."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,7 +16,6 @@ class GroupAdam(GroupRule):
     for the rows of that step alone; here it is in every divisor.
 
     Attributes:
-      beta_1, beta_2: in [0, 1).
       epsilon: "epsilon hat", as of Adam.
     """
 
@@ -27,7 +23,7 @@ class GroupAdam(GroupRule):
     beta_2: BelowOne = 0.999
     epsilon: Positive = 1e-7
 
-    kernel: ClassVar[str] = "update_group_adam"
+    kernel = "update_group_adam"
     columns: ClassVar[tuple[str, ...]] = ("linear", "m", "v")
-    lazy: ClassVar[str] = "steps by `m`; fading; penalties"
-    counts_steps: ClassVar[bool] = True
+    lazy = "steps by `m`; fading; penalties"
+    counts_steps = True

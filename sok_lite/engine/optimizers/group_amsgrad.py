@@ -1,10 +1,6 @@
-"""AMSGrad that sets whole rows to 0.
-
-* `sok_lite.optimizers.GroupAMSGrad`: `GroupAMSGrad(...)`
-"""
+"""`sok_lite.optimizers.GroupAMSGrad`: AMSGrad that sets whole rows to 0."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.group_adam import GroupAdam
 
@@ -13,5 +9,5 @@ from sok_lite.engine.optimizers.group_adam import GroupAdam
 class GroupAMSGrad(GroupAdam):
     """AMSGrad with a sparse group lasso: `GroupAdam` whose divisor is of the largest `v` so far."""
 
-    kernel: ClassVar[str] = "update_group_amsgrad"
-    columns: ClassVar[tuple[str, ...]] = ("linear", "m", "v", "vhat")
+    kernel = "update_group_amsgrad"
+    columns = ("linear", "m", "v", "vhat")

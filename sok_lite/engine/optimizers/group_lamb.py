@@ -1,10 +1,6 @@
-"""LAMB by rows, which sets whole rows to 0.
-
-* `sok_lite.optimizers.GroupLamb`: `GroupLamb(...)`
-"""
+"""`sok_lite.optimizers.GroupLamb`: LAMB by rows, which sets whole rows to 0."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.group_adam import GroupAdam
 
@@ -17,8 +13,8 @@ class GroupLamb(GroupAdam):
     `r = c * m / (sqrt(v) + epsilon)`, `ratio = ||w|| / (||r|| + 1e-8)`, or 1 where a norm is 0;
     `step = lr * ratio * c * m; divisor = sqrt(v) + epsilon`.
 
-    TFPlus corrects v first and adds epsilon then. Here it is "epsilon hat", as of Adam: a divisor
-    without the number of the step is known of a row whenever that was updated last.
+    TFPlus corrects v before it adds epsilon. Here it is "epsilon hat", as in Adam: the old divisor
+    of a row must not depend on the step of its last update.
     """
 
-    kernel: ClassVar[str] = "update_group_lamb"
+    kernel = "update_group_lamb"

@@ -5,7 +5,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import UpdateRule, UpToOne
 
@@ -15,8 +14,6 @@ class Momentum(UpdateRule):
     """SGD with momentum.
 
     Attributes:
-      momentum: in [0, 1].
-      nesterov: Nesterov's momentum.
       lr_in_state: True as in Keras, `m = momentum * m - lr * g; w += m`; False as in TF1,
         `m = momentum * m + g; w -= lr * m`. They differ when the learning rate changes.
     """
@@ -25,6 +22,6 @@ class Momentum(UpdateRule):
     nesterov: bool = False
     lr_in_state: bool = True
 
-    kernel: ClassVar[str] = "update_momentum"
-    columns: ClassVar[tuple[str, ...]] = ("momentum",)
-    lazy: ClassVar[str] = "steps by momentum, which fades"
+    kernel = "update_momentum"
+    columns = ("momentum",)
+    lazy = "steps by momentum, which fades"

@@ -5,7 +5,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, UpdateRule
 
@@ -19,8 +18,6 @@ class Nadam(UpdateRule):
     beta_2^t)) + epsilon)`.
 
     Attributes:
-      beta_1, beta_2: in [0, 1).
-      epsilon: keeps the root away from 0.
       schedule_decay: how fast the momentum grows.
     """
 
@@ -29,7 +26,7 @@ class Nadam(UpdateRule):
     epsilon: Positive = 1e-7
     schedule_decay: NotNegative = 1.0
 
-    kernel: ClassVar[str] = "update_nadam"
-    columns: ClassVar[tuple[str, ...]] = ("m", "v")
-    counts_steps: ClassVar[bool] = True
-    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
+    kernel = "update_nadam"
+    columns = ("m", "v")
+    counts_steps = True
+    lazy = "steps by `m`; fading of `m` and `v`"

@@ -1,31 +1,25 @@
-"""Proximal Adagrad.
-
-* tf.compat.v1 `ProximalAdagradOptimizer`: `ProximalAdagrad(l1, l2, initial_accumulator)`
-"""
+"""`ProximalAdagradOptimizer` of tf.compat.v1."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProximalAdagrad(UpdateRule):
-    """`accumulator += g^2; r = lr / sqrt(accumulator); p = w - r * g`, and `w = sign(p) *
-    max(|p| - r * l1, 0) / (1 + r * l2)` (Duchi, Hazan and Singer, 2011).
+    """Proximal Adagrad (Duchi, Hazan and Singer, 2011).
 
-    Attributes:
-      l1, l2: regularization strengths, of the touched rows.
-      initial_accumulator: the accumulator of a new row, > 0.
+    `accumulator += g^2; r = lr / sqrt(accumulator); p = w - r * g;
+    w = sign(p) * max(|p| - r * l1, 0) / (1 + r * l2)`.
     """
 
     l1: NotNegative = 0.0
     l2: NotNegative = 0.0
     initial_accumulator: Positive = 0.1
 
-    kernel: ClassVar[str] = "update_proximal_adagrad"
-    columns: ClassVar[tuple[str, ...]] = ("accumulator",)
-    lazy: ClassVar[str] = "l1 and l2"
+    kernel = "update_proximal_adagrad"
+    columns = ("accumulator",)
+    lazy = "l1 and l2"
 
     @property
     def states(self) -> dict[str, float]:

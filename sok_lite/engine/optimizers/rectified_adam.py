@@ -1,28 +1,24 @@
-"""Rectified Adam, RAdam.
-
-* `sok_lite.kv_variable.training.RectifiedAdamOptimizer`: `RectifiedAdam(...)`
-"""
+"""`sok_lite.kv_variable.training.RectifiedAdamOptimizer`: Rectified Adam, RAdam."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from sok_lite.engine.optimizers.rule import BelowOne, Positive, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
 class RectifiedAdam(UpdateRule):
-    """Adam whose first steps leave `v` out, until enough is known of it (Liu et al., 2020).
+    """Adam that leaves `v` out of the first steps, where its variance is high (Liu et al., 2020).
 
-    With `inf = 2 / (1 - beta_2) - 1` and `length = inf - 2 t beta_2^t / (1 - beta_2^t)`, how many
-    gradients `v` is the mean of: where `length >= sma_threshold`
+    With `inf = 2 / (1 - beta_2) - 1` and `length = inf - 2 t beta_2^t / (1 - beta_2^t)`, the number
+    of gradients that `v` averages: where `length >= sma_threshold`
     `w -= lr * r * m / (1 - beta_1^t) / (sqrt(v / (1 - beta_2^t)) + epsilon)`, with
     `r = sqrt((length - 4) (length - 2) inf / ((inf - 4) (inf - 2) length))`; else
     `w -= lr * m / (1 - beta_1^t)`.
 
     Attributes:
-      beta_1, beta_2: in [0, 1); beta_2 > 0.6, for inf > 4.
-      epsilon: keeps the root away from 0.
-      sma_threshold: >= 4, below which r is no number.
+      beta_2: > 0.6, for inf > 4.
+      sma_threshold: >= 4, below which r is not a number.
       amsgrad: divides by the largest `v` so far, in the state "vhat".
       nesterov: steps by `beta_1 m + (1 - beta_1) g` in place of m.
     """
@@ -34,10 +30,10 @@ class RectifiedAdam(UpdateRule):
     amsgrad: bool = False
     nesterov: bool = False
 
-    kernel: ClassVar[str] = "update_rectified_adam"
-    columns: ClassVar[tuple[str, ...]] = ("m", "v", "vhat")
-    counts_steps: ClassVar[bool] = True
-    lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
+    kernel = "update_rectified_adam"
+    columns = ("m", "v", "vhat")
+    counts_steps = True
+    lazy = "steps by `m`; fading of `m` and `v`"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule, UpToOne
 
@@ -16,10 +15,8 @@ class RMSprop(UpdateRule):
     """`rms = rho * rms + (1 - rho) * g^2; w -= lr * g / sqrt(rms + epsilon)`.
 
     Attributes:
-      rho: in [0, 1].
-      momentum: in [0, 1]; where it is not 0, `step = momentum * step + lr * g / sqrt(...)` and
-        `w -= step`, with the step in the state "momentum".
-      epsilon: keeps the root away from 0.
+      momentum: if not 0, `step = momentum * step + lr * g / sqrt(...); w -= step`, with the step in
+        the state "momentum".
       centered: divides by the root of the variance, `rms - mean_grad^2`.
       epsilon_inside_root: False: `/ (sqrt(rms) + epsilon)`.
       initial_rms: the `rms` of a new row: 0 in Keras, 1 in TF1.
@@ -32,9 +29,9 @@ class RMSprop(UpdateRule):
     epsilon_inside_root: bool = True
     initial_rms: NotNegative = 0.0
 
-    kernel: ClassVar[str] = "update_rmsprop"
-    columns: ClassVar[tuple[str, ...]] = ("rms", "mean_grad", "momentum")
-    lazy: ClassVar[str] = "fading; momentum steps"
+    kernel = "update_rmsprop"
+    columns = ("rms", "mean_grad", "momentum")
+    lazy = "fading; momentum steps"
 
     @property
     def states(self) -> dict[str, float]:

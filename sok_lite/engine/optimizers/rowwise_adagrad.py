@@ -1,10 +1,6 @@
-"""Adagrad with one accumulator for a row.
-
-* `sok_lite.optimizers.RowWiseAdagrad`: `RowWiseAdagrad(epsilon, initial_accumulator)`
-"""
+"""`sok_lite.optimizers.RowWiseAdagrad`: Adagrad with one accumulator for a row."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.adagrad import Adagrad
 
@@ -16,10 +12,7 @@ class RowWiseAdagrad(Adagrad):
     The mean is over the elements of the row (Mudigere et al., "Software-Hardware Co-design for Fast
     and Scalable Training of Deep Learning Recommendation Models", ISCA 2022). With rows of one
     element it is Adagrad.
-
-    Attributes:
-      epsilon, epsilon_inside_root, initial_accumulator: as of Adagrad.
     """
 
-    kernel: ClassVar[str] = "update_rowwise_adagrad"
-    one_a_row: ClassVar[frozenset[str]] = frozenset({"accumulator"})
+    kernel = "update_rowwise_adagrad"
+    one_a_row = frozenset({"accumulator"})

@@ -1,13 +1,12 @@
-"""The base of all update rules, a rule in one step, and how it changes rows.
+"""Base of all update rules, and the launch of a rule's kernel over rows.
 
-What a step's kernel is called with is reckoned by kernels/update/scalars.h, for native code too.
+kernels/update/scalars.h computes the scalar arguments of a step's kernel, for native code too.
 
-Only the touched rows change, states included ("lazy"): a row that has no gradient in a step keeps
-its momentum as it is.
+Updates are lazy: rows without a gradient in a step do not change, nor do their states.
 
-Rows of 16 bits lose steps smaller than half a unit of their last place where they are rounded to
-nearest. By random bits they are rounded up or down, exact in the mean. These bits depend on seed,
-key, column and step alone: not on the row number or the order of the rows.
+Round to nearest loses steps smaller than half a unit in the last place of 16-bit rows. Stochastic
+rounding is exact in the mean. Its random bits depend on seed, key, column and step alone: not on
+the row number or the order of the rows.
 """
 
 import ctypes
@@ -31,7 +30,7 @@ Scalars = tuple[float | int, ...]  # ints where the kernel takes i64, floats whe
 _MOST = float(np.finfo(np.float32).max)
 _ScalarsOut = ctypes.c_double * 9  # kMostScalars
 
-# The numbers of a rule: what a number must be, in the words of the error, and whether it is so.
+# Types of a rule's numbers: the range in the words of the error, and its check.
 NotNegative: TypeAlias = Annotated[float, ">= 0", lambda x: x >= 0]
 Positive: TypeAlias = Annotated[float, "> 0", lambda x: x > 0]
 BelowOne: TypeAlias = Annotated[float, "in [0, 1)", lambda x: 0 <= x < 1]
@@ -39,12 +38,7 @@ UpToOne: TypeAlias = Annotated[float, "in [0, 1]", lambda x: 0 <= x <= 1]
 
 
 class NativeRule(NamedTuple):
-    """A rule as native code has it.
-
-    Attributes:
-      number: its place in kernels/update/scalars.h.
-      values: of its fields, float64.
-    """
+    """A rule for native code: its number in kernels/update/scalars.h, its fields as float64."""
 
     number: int
     values: bytes
@@ -52,10 +46,10 @@ class NativeRule(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRule:
-    """The hyper-parameters of an optimizer, and what its kernel is called with.
+    """The hyperparameters of an optimizer, its states and its kernel.
 
-    A rule is a frozen dataclass, in a file of its own. Its flags select the variants that bear one
-    name in Keras 3, tf_keras, legacy tf_keras and TF1: the head of each file says which is which.
+    A rule is a frozen dataclass, in a file of its own. Flags select the variants of Keras 3,
+    tf_keras, legacy tf_keras and TF1, which the head of each file lists.
 
     Attributes:
       weight_decay: decoupled weight decay of the touched rows: first `w -= w * lr * weight_decay`,
@@ -64,20 +58,20 @@ class UpdateRule:
 
     weight_decay: NotNegative = 0.0
 
-    # Its name without what says the row format; it is in kernels/update/<rule>.cu.
+    # Name in kernels/update/<rule>.cu, without the suffix of the row format.
     kernel: ClassVar[str]
-    # Columns in the kernel's order; one that `states` lacks is passed as a null pointer.
+    # State columns in the kernel's order; one that `states` lacks is passed as a null pointer.
     columns: ClassVar[tuple[str, ...]] = ()
-    # Those with one number for a row; the others have one for each element of it.
+    # Columns with one number for a row; the others have one for each element.
     one_a_row: ClassVar[frozenset[str]] = frozenset()
-    # Whether a step depends on its number: the states are then worth nothing without the count.
+    # Whether a step depends on its number: the states are then useless without the count.
     counts_steps: ClassVar[bool] = False
-    # The field that is no setting, but counts the steps of a program; None: there is none.
+    # The field that counts the steps of a program and is no setting; None: there is none.
     counter: ClassVar[str | None] = None
-    # What a dense optimizer does to a row without a gradient, and the rule does not; weight decay
-    # aside. Every rule says it, since docs/optimizers.md does: "nothing", or a few words.
+    # What a dense optimizer does to a row without a gradient and the rule does not, weight decay
+    # aside: "nothing", or a few words for docs/optimizers.md.
     lazy: ClassVar[str]
-    # What is said of a learning rate with which the rule has no step: {} stands for the rate.
+    # Error for a learning rate with which the rule has no step: {} stands for the rate.
     refused_rate: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -111,8 +105,7 @@ class UpdateRule:
 
     @property
     def states(self) -> dict[str, float]:
-        """Returns the state columns beside the values, and what a new row has in them: 0, where a
-        rule does not say otherwise."""
+        """The state columns and their initial values."""
         return dict.fromkeys(self.columns, 0.0)
 
     def kinds(self, dim: int) -> Kinds:
@@ -121,7 +114,7 @@ class UpdateRule:
         return {name: (sizes[name], initial) for name, initial in self.states.items()}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
-        """Returns the numbers the kernel takes, in its order.
+        """Returns the scalar arguments of the kernel, in its order.
 
         Args:
           learning_rate: of this step, after any schedule.
@@ -132,8 +125,7 @@ class UpdateRule:
         """
         _, _, function = _native(self.kernel)
         scalars, integers = _ScalarsOut(), ctypes.c_int64()
-        of_step = (learning_rate, step, scalars, ctypes.byref(integers))
-        count = function(*self.native, *of_step)
+        count = function(*self.native, learning_rate, step, scalars, ctypes.byref(integers))
         if count == 0:
             rate = self.refused_rate.format(learning_rate)
             raise ValueError(f"{type(self).__name__} {rate}")
@@ -144,7 +136,7 @@ class UpdateRule:
 
     @cached_property
     def native(self) -> NativeRule:
-        """The rule as native code has it."""
+        """The rule for native code."""
         numbers = [float(getattr(self, field.name)) for field in fields(self)]
         number, expected, _ = _native(self.kernel)
         if len(numbers) != expected:
@@ -158,7 +150,7 @@ class UpdateRule:
         return {name: each for name, each in vars(self).items() if name != "native"}
 
     def require(self, holds: bool, name: str, expected: str) -> None:
-        """Raises ValueError where a number is not as expected."""
+        """Raises ValueError for the field `name` unless the condition holds."""
         if not holds:
             raise ValueError(
                 f"`{name}` of {type(self).__name__} must be {expected}. "
@@ -168,9 +160,9 @@ class UpdateRule:
 
 @cache
 def _native(kernel: str) -> tuple[int, int, Callable[..., int]]:
-    """Returns the number of a kernel's rule in kernels/update/scalars.h, how many fields it has,
-    and what reckons its scalars."""
-    # It keeps Python's lock, which others may be long in giving back.
+    """Returns a rule's number in kernels/update/scalars.h, its number of fields, and the function
+    that computes its scalars."""
+    # PyDLL keeps the GIL: other threads may be slow to give it back.
     library = ctypes.PyDLL(str(find_rules()))
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     number_of, scalars = library.sok_rule_number, library.sok_rule_scalars
@@ -188,23 +180,12 @@ def _native(kernel: str) -> tuple[int, int, Callable[..., int]]:
 
 
 class RuleStep(NamedTuple):
-    """A rule in one step: what all tables have in common.
-
-    Attributes:
-      rule: the update rule.
-      states: of the rule.
-      number: of the step; 1 for the first.
-      scalars: of the rule in this step.
-    """
+    """A rule in one step, the same for all tables; `number` is 1 for the first step."""
 
     rule: UpdateRule
     states: dict[str, float]
     number: int
     scalars: Scalars
-
-    def kinds(self, dim: int) -> Kinds:
-        """Returns the kinds of its states, for rows of `dim` elements."""
-        return self.rule.kinds(dim)
 
 
 def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> RuleStep:
@@ -215,8 +196,8 @@ def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> Rul
       number: 1 for the first update.
 
     Raises:
-      TypeError: it is no update rule.
-      ValueError: learning rate or number are not as the rule needs them.
+      TypeError: `rule` is not an update rule.
+      ValueError: the rule has no step with this learning rate or number.
     """
     if not isinstance(rule, UpdateRule):
         raise TypeError(
@@ -246,14 +227,11 @@ class RowStep(NamedTuple):
     """A step of some rows of a table.
 
     Attributes:
-      store: has the rows.
       states: of the rule, and maybe others.
-      step: what to do with them.
       rows: (u,) uint32, distinct; NO_ROW is skipped.
       grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
-      rounding: of float16 and bfloat16 rows, by random bits: keys (u,) int64, C-contiguous, one of
-        each row, and a seed, 64 bits that stand for the table; None: to nearest even. Rows of
-        float32 and float64, and states, are never rounded further.
+      rounding: stochastic rounding of float16 and bfloat16 rows: their keys (u,) int64,
+        C-contiguous, and the 64-bit seed of the table; None: to nearest even.
     """
 
     store: RowStore
@@ -263,34 +241,23 @@ class RowStep(NamedTuple):
     grads: Array
     rounding: tuple[Array, int] | None = None
 
-    @property
-    def noise(self) -> tuple[Array | None, int]:
-        """Returns keys and seed of the rounding, where there is one."""
-        return self.rounding if self.rounding and self.store.row_dtype.is_half else (None, 0)
-
-    @property
-    def kernel(self) -> str:
-        """Returns the name of the kernel that takes the step."""
-        form = "" if self.noise[0] is None else "_stochastic"
-        return f"{self.step.rule.kernel}{form}_{self.store.row_dtype.suffix}"
-
-    def pointers(self, column: str) -> Array | None:
-        """Returns the chunk addresses of a state's column; None: the step has no such state."""
-        return self.states[column].pointers if column in self.step.states else None
-
     def launch(self, num_nonfinite: Array) -> Launch:
         """Returns the launch that takes the step.
 
         Args:
           num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
         """
-        num_rows = len(self.rows)
-        states = map(self.pointers, self.step.rule.columns)
-        columns = (self.store.column("value").pointers, *states)
-        where = (*columns, self.store.chunk_shift, self.store.dim, self.rows, self.grads)
-        how = (num_nonfinite, *self.noise, self.step.number, *self.step.scalars)
-        arguments = (*where, *how, num_rows)
-        launch: Launch = self.store.backend.prepared(self.kernel, num_rows, *arguments)
+        store, states, (rule, of_rule, number, scalars), rows, grads, rounding = self
+        form, keys, seed = "", None, 0
+        if rounding is not None and store.row_dtype.is_half:
+            form, (keys, seed) = "_stochastic", rounding
+        columns = [states[name].pointers if name in of_rule else None for name in rule.columns]
+        launch: Launch = store.backend.prepared(
+            f"{rule.kernel}{form}_{store.row_dtype.suffix}",
+            len(rows),
+            *(store.column("value").pointers, *columns, store.chunk_shift, store.dim, rows, grads),
+            *(num_nonfinite, keys, seed, number, *scalars, len(rows)),
+        )
         return launch
 
 
@@ -300,10 +267,9 @@ def count_nonfinite_launch(
     """Returns the launch that counts gradient rows with a NaN or an infinity.
 
     Args:
-      backend: where the arrays live.
       grads: (u, dim) float32, C-contiguous.
-      rows: (u,) uint32; rows of NO_ROW are not counted. None: every row counts.
-      num_nonfinite: (1,) int64, grows by them.
+      rows: (u,) uint32; gradients of NO_ROW are not counted. None: all are.
+      num_nonfinite: (1,) int64, grows by the count.
     """
     num_rows, dim = grads.shape
     arguments = (rows, grads, dim, num_nonfinite, num_rows)

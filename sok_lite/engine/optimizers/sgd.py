@@ -1,11 +1,6 @@
-"""SGD without momentum.
-
-* every `SGD` whose momentum is 0: `SGD()`
-* tf.compat.v1 `GradientDescentOptimizer`: `SGD()`
-"""
+"""`SGD` without momentum of every framework; `GradientDescentOptimizer` of tf.compat.v1."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sok_lite.engine.optimizers.rule import UpdateRule
 
@@ -14,5 +9,5 @@ from sok_lite.engine.optimizers.rule import UpdateRule
 class SGD(UpdateRule):
     """`w -= lr * g`."""
 
-    kernel: ClassVar[str] = "update_sgd"
-    lazy: ClassVar[str] = "nothing"
+    kernel = "update_sgd"
+    lazy = "nothing"

@@ -1,6 +1,6 @@
-"""Reads and writes rows of a column by row number: the kernels over rows.
+"""Kernels that read and write the rows of a column by row number.
 
-A method `..._launch` returns a launch that is not made yet: several tables make theirs as one.
+A method `..._launch` only prepares the launch: several tables make theirs as one.
 """
 
 from typing import Any, NamedTuple
@@ -15,14 +15,9 @@ from sok_lite.engine.rows.column import Column
 
 
 class Copying(NamedTuple):
-    """The arguments of a kernel that copies value rows into an array.
+    """Arguments of a kernel that copies value rows into `out`, (n * row_bytes,) uint8.
 
-    Attributes:
-      pointers: (at least num_chunks,) uint64, addresses of the chunks.
-      chunk_shift: a chunk holds 2**chunk_shift rows.
-      row_bytes: of a row.
-      out: (n * row_bytes,) uint8, to write into.
-      gives_zeros: whether zeros are written where there is no row.
+    `gives_zeros` says whether zeros are written where there is no row.
     """
 
     pointers: Array
@@ -36,11 +31,11 @@ class NewRows(NamedTuple):
     """The rows of keys that were missing in a lookup.
 
     Attributes:
-      number: (n,) int32, the number of an item's key among the missing ones, counted from `first`;
-        -1: its key was not missing.
-      first: the number of the first missing key.
+      number: (n,) int32, of each item the number of its key among the missing ones, counted from
+        `first`; -1: its key was not missing.
+      first: number of the first missing key.
       rows: (u,) uint32, row numbers, or NO_ROW; None: no key got one.
-      values: (u, dim) storage, the result of a key that has no row; None: zeros.
+      values: (u, dim) storage, the result for keys that have no row; None: zeros.
     """
 
     number: Array
@@ -68,30 +63,26 @@ class RowAccess:
         self.columns: dict[str, Column] = {}
 
     def column(self, name: str = "value") -> Column:
-        """Returns a column.
-
-        Raises:
-          KeyError: there is none of that name.
-        """
+        """Returns a column; raises KeyError if there is none of that name."""
         return self.columns[name]
 
     @property
     def state_names(self) -> list[str]:
-        """The optimizer states, in the order in which they were made."""
+        """Names of the optimizer states, the oldest first."""
         return [name for name in self.columns if name != "value"]
 
     def _rows_launch(self, kernel: str, column: Column, count: int, *arguments: Any) -> Launch:
-        """Returns the launch of a kernel that takes rows of a column, `count` of them."""
+        """Returns the launch of a kernel over `count` rows of a column."""
         place = (column.pointers, self.chunk_shift, column.dim)
         return self.backend.prepared(kernel, count, *place, *arguments, count)
 
     # ---------------------------------------------------------------- read
 
     def output(self, num_rows: int, column: str = "value", out: Array | None = None) -> Array:
-        """Returns memory that `read` can write `num_rows` rows of a column into: `out`, or new.
+        """Returns memory for `num_rows` rows of a column: `out`, or new.
 
         Raises:
-          ValueError: `out` is not such an array.
+          ValueError: `out` has another shape or dtype, or is not C-contiguous.
         """
         col = self.column(column)
         shape = (num_rows, col.dim)
@@ -105,37 +96,27 @@ class RowAccess:
         return out
 
     def copying(self, out: Array, gives_zeros: bool) -> Copying:
-        """Returns what a kernel needs that copies value rows into memory from `output`."""
+        """Returns the arguments of a kernel that copies value rows into `out`, of `output`."""
         col = self.column()
         flat = out.reshape(-1).view(np.uint8)
         return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat, int(gives_zeros))
 
-    def place(self, column: str = "value") -> tuple[Array, int, int, int]:
-        """Returns where a column is, as kernels take it: pointers, chunk_shift, dim, format."""
-        col = self.column(column)
-        format_number = self.row_dtype.number if column == "value" else 0
-        return col.pointers, self.chunk_shift, col.dim, format_number
+    def place(self) -> tuple[Array, int, int, int]:
+        """Returns where the value rows are: pointers, chunk_shift, dim, number of the format."""
+        return self.column().pointers, self.chunk_shift, self.dim, self.row_dtype.number
 
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
-        """Copies rows out.
+        """Returns rows (n,) uint32 of a column, (n, dim) of its storage dtype; NO_ROW gives zeros.
 
         Args:
-          rows: (n,) uint32; NO_ROW gives zeros.
-          column: which column.
-          out: (n, dim) C-contiguous, to write into; None: a new array.
-
-        Returns:
-          (n, dim) of the column's storage dtype.
-
-        Raises:
-          ValueError: `out` is not such an array.
+          out: of `output`, to write into; None: a new array.
         """
         out = self.output(int(rows.size), column, out)
         self.read_launch(rows, out, column)()
         return out
 
     def read_launch(self, rows: Array, out: Array, column: str = "value") -> Launch:
-        """Returns the launch that copies rows (n,) into `out`, of `output`; NO_ROW gives zeros."""
+        """Returns the launch that copies rows into `out`, as `read` does."""
         suffix, words = as_words(out)
         kernel = f"rows_read_{suffix}"
         return self._rows_launch(kernel, self.column(column), int(rows.size), rows, words)
@@ -143,12 +124,12 @@ class RowAccess:
     def deliver_launch(
         self, got: NewRows, rows: Array, out: Array | None, num_without_row: Array
     ) -> Launch:
-        """Returns the launch that writes row numbers and rows of items whose keys were missing.
+        """Returns the launch that writes the results of items whose keys were missing.
 
         Args:
           got: the rows of these keys.
-          rows: (n,) uint32, the row numbers of such items are written to it.
-          out: (n, dim) from `output`, their rows are written to it; None: they are not.
+          rows: (n,) uint32, gets their row numbers.
+          out: (n, dim) of `output`, gets their rows; None: nobody wants them.
           num_without_row: (1,) int64, grows by such items without a row.
         """
         col, n = self.column(), int(rows.size)
@@ -163,7 +144,7 @@ class RowAccess:
     def write_launch(
         self, rows: Array, values: Array, column: str = "value", source: Array | None = None
     ) -> Launch:
-        """Returns the launch that copies rows in.
+        """Returns the launch that writes rows of a column.
 
         Args:
           rows: (n,) uint32, distinct; NO_ROW is skipped.
@@ -174,20 +155,19 @@ class RowAccess:
         kernel = f"rows_write_{suffix}"
         return self._rows_launch(kernel, self.column(column), int(rows.size), rows, words, source)
 
-    def write(
-        self, rows: Array, values: Array, column: str = "value", source: Array | None = None
-    ) -> None:
-        """Copies rows in, as `write_launch` says."""
-        self.write_launch(rows, values, column, source)()
+    def write(self, rows: Array, values: Array, column: str = "value") -> None:
+        """Writes rows; see `write_launch`."""
+        self.write_launch(rows, values, column)()
 
     def add_launch(self, rows: Array, deltas: Array, scale: float = 1.0) -> Launch:
-        """Returns the launch that adds `scale * deltas` to value rows, which nothing may change
-        until then.
+        """Returns the launch that adds `scale * deltas` to value rows.
+
+        Nothing else may change these rows before it is made.
 
         Args:
           rows: (n,) uint32, distinct; NO_ROW is skipped.
-          deltas: (n, dim) of the dtype that rows are added in, C-contiguous. Integers wrap around.
-          scale: of rows of integers a whole number.
+          deltas: (n, dim) of `row_dtype.added_in`, C-contiguous. Integers wrap around.
+          scale: a whole number for rows of integers.
         """
         if self.row_dtype.added_in != np.float32:
             return self.write_launch(rows, self.read(rows) + self._scale(deltas, scale))
@@ -195,7 +175,7 @@ class RowAccess:
         return self._rows_launch(kernel, self.column(), int(rows.size), rows, deltas, float(scale))
 
     def _scale(self, deltas: Array, scale: float) -> Array:
-        """Returns deltas that are no float32 times a number, in their dtype."""
+        """Returns `scale * deltas` for deltas that are not float32, in their dtype."""
         if scale == 1:
             return deltas
         if not self.row_dtype.is_integer:
@@ -203,15 +183,14 @@ class RowAccess:
         return deltas * np.array(int(scale) % (1 << 64), np.uint64).astype(deltas.dtype)[()]
 
     def fill_launch(self, state: str, rows: Array) -> Launch:
-        """Returns the launch that sets rows of a state to its initial value; NO_ROW is skipped."""
+        """Returns the launch that resets rows of a state to its initial value."""
         col = self.column(state)
         return self._rows_launch("rows_fill", col, int(rows.size), rows, float(col.initial))
 
     def swap(self, rows: Array, others: Array) -> None:
-        """Exchanges rows[i] and others[i] in every column.
+        """Exchanges rows[i] and others[i], (n,) uint32, in every column.
 
-        Args:
-          rows, others: (n,) uint32, all of them distinct and none NO_ROW.
+        All of them must be distinct and none NO_ROW.
         """
         launch_all(
             self._rows_launch(
@@ -221,5 +200,5 @@ class RowAccess:
         )
 
     def to_storage(self, values: Any) -> Array:
-        """Returns an array-like of rows in the format of the value rows, as RowDtype says."""
+        """Returns an array-like in the storage format of the value rows."""
         return self.row_dtype.to_storage(self.backend.xp, values)

@@ -1,4 +1,4 @@
-"""The row numbers of a store: which are handed out, and which of those are free again."""
+"""The row allocator of a store: a high-water mark, and a free list for each tier."""
 
 from typing import Any, NamedTuple
 
@@ -7,25 +7,24 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch
 
-# Free rows keep their memory up to this part of the rows that are held.
+# Free rows keep their memory up to this part of the rows that are in use.
 _KEPT = 8
-# Rows are looked through for memory that may go once there are so many newly freed ones: this part
-# of those to look through, and this part of a block.
+# A search for empty blocks pays once this part of the free rows, and this part of a block, were
+# freed since the last one.
 _LOOK = 8
 _LEAST_OF_BLOCK = 16
 _SCAN = 1 << 22  # rows that are counted at a time
 
 
-class RowNumbers(NamedTuple):
-    """Rows handed out and free ones. It is never changed, only replaced.
+class RowAllocator(NamedTuple):
+    """An immutable row allocator: a change makes a new one.
 
     Attributes:
       num_rows: rows handed out so far, free ones included: every row number is below it.
-      free_near, free_far: (m,) uint32, rows that were freed, by tier.
+      free_near, free_far: (m,) uint32, free rows that have memory, by tier.
       first_far: rows below this number are near.
-      returned: ranges of rows that were freed and whose memory has gone back to the system; they
-        are not in the lists of free ones.
-      num_freed: rows freed since memory was last returned or looked for.
+      returned: ranges of free rows whose memory was returned to the system; not in the lists.
+      num_freed: rows freed since the last search for empty blocks.
     """
 
     num_rows: int
@@ -36,41 +35,42 @@ class RowNumbers(NamedTuple):
     num_freed: int = 0
 
     @staticmethod
-    def none(xp: Any, first_far: int) -> "RowNumbers":
-        """Returns the row numbers of an empty store."""
+    def none(xp: Any, first_far: int) -> "RowAllocator":
+        """Returns the allocator of an empty store."""
         empty = xp.empty(0, np.uint32)
-        return RowNumbers(0, empty, empty, first_far)
+        return RowAllocator(0, empty, empty, first_far)
 
     @property
     def num_free(self) -> int:
-        """The number of free rows among those handed out."""
+        """Free rows, with and without memory."""
         return self.num_listed + self.num_returned
 
     @property
     def num_listed(self) -> int:
-        """The number of free rows that have memory."""
+        """Free rows that have memory."""
         return int(self.free_near.size + self.free_far.size)
 
     @property
     def num_returned(self) -> int:
-        """The number of free rows whose memory was returned to the system."""
+        """Free rows whose memory was returned to the system."""
         return sum(self.returned_by_tier)
 
     @property
     def returned_by_tier(self) -> tuple[int, int]:
-        """The number of near and of far free rows whose memory was returned."""
-        near = sum(len(rows) for rows in self.returned if rows.start < self.first_far)
-        return near, sum(map(len, self.returned)) - near
-
-    @property
-    def num_near_free(self) -> int:
-        """The number of free near rows."""
-        return int(self.free_near.size) + self.returned_by_tier[0]
+        """Near and far free rows whose memory was returned."""
+        near, far = self._by_tier(self.returned)
+        return sum(map(len, near)), sum(map(len, far))
 
     @property
     def num_far(self) -> int:
-        """The number of far rows among those handed out."""
+        """Far rows handed out so far, free ones included."""
         return max(0, self.num_rows - self.first_far)
+
+    def _by_tier(self, blocks: tuple[range, ...] | list[range]) -> tuple[list[range], list[range]]:
+        near = [rows for rows in blocks if rows.start < self.first_far]
+        return near, [rows for rows in blocks if rows.start >= self.first_far]
+
+    # ---------------------------------------------------------------- claim and free
 
     def claim(self, xp: Any, count: int) -> "Claim":
         """Chooses `count` rows: near ones as long as there are any, freed ones before new ones."""
@@ -79,8 +79,8 @@ class RowNumbers(NamedTuple):
         far = min(count - near - new_near, int(self.free_far.size))
         return Claim(xp.empty(count, np.uint32), self, near, count - near - far)
 
-    def releasing(self, xp: Any, rows: Array) -> "RowNumbers":
-        """Returns the row numbers after rows (n,) uint32, distinct, none NO_ROW, become free."""
+    def after_free(self, xp: Any, rows: Array) -> "RowAllocator":
+        """Returns the allocator after rows (n,) uint32, distinct, none NO_ROW, become free."""
         num_freed = self.num_freed + int(rows.size)
         if not self.num_far:
             free_near = xp.concatenate([self.free_near, rows])
@@ -92,13 +92,15 @@ class RowNumbers(NamedTuple):
             num_freed=num_freed,
         )
 
+    # ---------------------------------------------------------------- memory of free rows
+
     @property
     def _num_idle(self) -> int:
-        """The number of free rows with memory, without those that stay for the next keys."""
+        """Free rows with memory, without those that keep it for the next keys."""
         return self.num_listed - (self.num_rows - self.num_free) // _KEPT
 
-    def is_worth_a_look(self, block_shift: int) -> bool:
-        """Returns whether `empty_blocks` may find enough to be worth its time."""
+    def is_worth_a_search(self, block_shift: int) -> bool:
+        """Returns whether `empty_blocks` may find enough to pay for its time."""
         least = max((1 << block_shift) // _LEAST_OF_BLOCK, self.num_listed // _LOOK)
         return self.num_freed >= least and self._num_idle > 0
 
@@ -108,7 +110,7 @@ class RowNumbers(NamedTuple):
         Args:
           block_shift: a range has 2**block_shift rows, or those of them that are of one tier and
             handed out.
-          with_far: whether to look among far rows too.
+          with_far: whether to search among far rows too.
         """
         idle, blocks = self._num_idle, []
         tiers = [(self.free_near, 0, min(self.first_far, self.num_rows))]
@@ -128,17 +130,15 @@ class RowNumbers(NamedTuple):
                     blocks.append(range(int(starts[block]), int(stops[block])))
         return blocks
 
-    def returning(self, blocks: list[range], block_shift: int) -> "RowNumbers":
-        """Returns the row numbers after free rows lose their memory; the lists are on the host.
+    def after_return(self, blocks: list[range], block_shift: int) -> "RowAllocator":
+        """Returns the allocator after free rows lose their memory; the lists are on the host.
 
         Args:
-          blocks: the ranges that `empty_blocks` returned.
-          block_shift: that it was called with.
+          blocks: the result of `empty_blocks(block_shift, ...)`.
         """
         if not blocks:
             return self._replace(num_freed=0)
-        near = [rows for rows in blocks if rows.start < self.first_far]
-        far = [rows for rows in blocks if rows.start >= self.first_far]
+        near, far = self._by_tier(blocks)
 
         def kept(free: Array, gone: list[range]) -> Array:
             is_gone = np.zeros((self.num_rows >> block_shift) + 1, np.bool_)
@@ -153,13 +153,12 @@ class RowNumbers(NamedTuple):
             num_freed=0,
         )
 
-    def needed(self, count: int) -> list[range]:
+    def blocks_to_regain(self, count: int) -> list[range]:
         """Returns the ranges of `returned` that need memory before `count` rows are claimed."""
         missing = count - int(self.free_near.size)
         if missing <= 0 or not self.returned:
             return []
-        near = [rows for rows in self.returned if rows.start < self.first_far]
-        far = [rows for rows in self.returned if rows.start >= self.first_far]
+        near, far = self._by_tier(self.returned)
         needed = []
         while near and missing > 0:
             needed.append(near.pop())
@@ -170,46 +169,35 @@ class RowNumbers(NamedTuple):
             missing -= len(needed[-1])
         return needed
 
-    def regaining(self, xp: Any, blocks: list[range], listed: list[Array]) -> "RowNumbers":
-        """Returns the row numbers after some ranges of `returned` have memory again.
+    def after_regain(self, xp: Any, blocks: list[range], listed: list[Array]) -> "RowAllocator":
+        """Returns the allocator after some ranges of `returned` have memory again.
 
         Args:
-          blocks: the ranges.
-          listed: the rows of each, uint32.
+          listed: the rows of each block, uint32.
         """
-        gone = set(self.returned).difference(blocks)
-        pairs = list(zip(blocks, listed, strict=True))
+        pairs, regained = list(zip(blocks, listed, strict=True)), set(blocks)
         near = [rows for block, rows in pairs if block.start < self.first_far]
         far = [rows for block, rows in pairs if block.start >= self.first_far]
         return self._replace(
             # In front: the last ones are claimed first, and have their memory.
             free_near=xp.concatenate([*near, self.free_near]),
             free_far=xp.concatenate([*far, self.free_far]),
-            returned=tuple(rows for rows in self.returned if rows in gone),
-        )
-
-    def exchanging(self, xp: Any, num_near: int, far: Array) -> "RowNumbers":
-        """Returns the row numbers after far rows (m,) are freed in place of the last near ones."""
-        if num_near == 0:
-            return self
-        return self._replace(
-            free_near=self.free_near[: self.free_near.size - num_near],
-            free_far=xp.concatenate([self.free_far, far]),
+            returned=tuple(rows for rows in self.returned if rows not in regained),
         )
 
 
 class Claim(NamedTuple):
-    """Rows that are chosen, and stay free until a store takes `left()` for its row numbers.
+    """Rows reserved for new keys. They stay free until the store takes `after()`.
 
     Attributes:
       rows: (count,) uint32, which `list_launch` writes: freed near rows, new rows, freed far rows.
-      before: the row numbers that they were chosen from.
+      before: the allocator that they were chosen from.
       near: how many of them are freed near rows.
       fresh: how many of them are new rows.
     """
 
     rows: Array
-    before: RowNumbers
+    before: RowAllocator
     near: int
     fresh: int
 
@@ -220,7 +208,7 @@ class Claim(NamedTuple):
 
     @property
     def words(self) -> tuple[Any, ...]:
-        """What a kernel takes that hands them out; see ClaimedRows in kernels/rows.cuh."""
+        """The claim as kernels take it; see ClaimedRows in kernels/rows.cuh."""
         before = self.before
         near, far = before.free_near, before.free_far
         num_far = int(self.rows.size) - self.near - self.fresh
@@ -233,14 +221,14 @@ class Claim(NamedTuple):
         """Returns the launch that writes `rows`.
 
         Args:
-          placed: (count,) int64, the address of the slot of each key that is to have one of them;
-            None: there are no keys yet.
+          placed: (count,) int64, addresses of the slots of the keys that get the rows; None: there
+            are no keys yet.
         """
         n = int(self.rows.size)
         return backend.prepared("slots_claim_rows", n, *self.words, placed, self.rows, n)
 
-    def left(self, count: int | None = None) -> RowNumbers:
-        """Returns the row numbers after the first `count` rows are taken; None: all."""
+    def after(self, count: int | None = None) -> RowAllocator:
+        """Returns the allocator after the first `count` rows are taken; None: all."""
         count = int(self.rows.size) if count is None else count
         near, far = min(count, self.near), max(0, count - self.near - self.fresh)
         before = self.before

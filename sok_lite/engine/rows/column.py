@@ -1,17 +1,17 @@
-"""One array of rows, in chunks that never move, and the optimizer whose state it is.
+"""A column of rows, in chunks that never move, and the owner of an optimizer state.
 
-Columns with the same owner are the states of one optimizer. States of an optimizer that is gone are
-orphaned: they will be dropped. Free states, from a checkpoint for example, have had no optimizer
-yet. States that a restore gave to a living optimizer are its own; until it has used them, another
-optimizer of the same kinds may get a copy: a program may have made the optimizer again, and still
-refer to the old one.
+Columns with the same owner are the states of one optimizer. States whose optimizer is gone are
+orphaned: they will be dropped. Free states, for example from a checkpoint, have no optimizer yet.
+States that a restore gave to a living optimizer belong to it; until its next step, another
+optimizer with the same states may get a copy: a program may have made the optimizer again, and
+still refer to the old one.
 """
 
 import copy
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,8 +26,8 @@ class StateOwner:
     """The owner of the states of one optimizer, compared by identity.
 
     Attributes:
-      reference: a weak reference to the optimizer; None: the states are free.
-      is_restored: whether a restore gave it the states, and it has not used them since.
+      reference: to the optimizer; None: the states are free.
+      is_restored: whether a restore gave it the states, and it has taken no step since.
     """
 
     reference: "weakref.ref[Any] | None" = None
@@ -54,26 +54,18 @@ class StateOwner:
         return self.optimizer is None and not self.is_gone
 
 
-class Grown(NamedTuple):
-    """What a column has when memory is attached to it: its attributes of these names."""
-
-    pointers: Array
-    num_chunks: int
-    memory: list[Array]
-
-
 class Column:
-    """One array of rows, in chunks.
+    """A column of rows, in chunks.
 
     Attributes:
-      name: "value", or the name of a state, unique in the store.
-      state: the name of a state in its optimizer; states of several optimizers may have the same.
+      name: "value", or a name of the state that is unique in the store.
+      state: the optimizer's name of the state; several optimizers may use the same.
       dim: elements of a row.
       dtype: storage dtype of an element.
       initial: the value of every element of free rows.
       row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
-      record: where it is, as native code sees it: the address of `pointers`.
+      record: the column as native code sees it, with the address of `pointers`.
       owner: of a state; None: the state is free and in no group with others.
     """
 
@@ -86,12 +78,12 @@ class Column:
         initial: float,
         shift: int,
         far_file: FarFile | None,
-        format_number: int = 0,
-        state: str = "",
+        format_number: int,
+        state: str,
         owner: StateOwner | None = None,
     ) -> None:
         self.name = name
-        self.state = state or name
+        self.state = state
         self.dim = dim
         self.dtype = dtype
         self.initial = initial
@@ -116,7 +108,7 @@ class Column:
         return self.owner is not None and self.owner.is_gone
 
     def new_memory(self, chunks: Chunks) -> list[Array]:
-        """Returns memory that is not part of this column yet, zeroed: a slab for each tier."""
+        """Returns zeroed memory for `attach`, a slab for each tier."""
         memory: list[Array] = []
         if chunks.near:
             near = self._backend.zeros_chunk if self._memory else self._backend.first_chunk
@@ -126,8 +118,8 @@ class Column:
             memory.append(far(chunks.far * self._chunk_bytes))
         return memory
 
-    def grown(self, memory: list[Array]) -> Grown:
-        """Returns what `attach` takes to make memory part of the column; nothing changes yet."""
+    def with_memory(self, memory: list[Array]) -> tuple[Array, int, list[Array]]:
+        """Returns pointers, number of chunks and memory for `attach`, with more memory."""
         addresses = [
             self._backend.address(part)
             + self._chunk_bytes * np.arange(part.nbytes // self._chunk_bytes, dtype=np.int64)
@@ -143,11 +135,11 @@ class Column:
         if addresses:
             # Nobody looks behind `num_chunks`.
             pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
-        return Grown(pointers, end, [*self._memory, *memory])
+        return pointers, end, [*self._memory, *memory]
 
-    def attach(self, grown: Grown) -> None:
-        """Makes memory part of the column."""
-        self.pointers, self.num_chunks, self._memory = grown
+    def attach(self, chunks: tuple[Array, int, list[Array]]) -> None:
+        """Makes the result of `with_memory` the chunks of the column."""
+        self.pointers, self.num_chunks, self._memory = chunks
         self.record.chunks = self._backend.address(self.pointers) if self.num_chunks else 0
 
     def give_back(self, rows: range) -> None:
@@ -161,13 +153,13 @@ class Column:
             start = end
 
     def discard(self) -> None:
-        """Returns the disk space of far rows of a column that is not used any more."""
+        """Frees the disk space of far rows; the column must not be used any more."""
         if self._far_file:
             for part in self._memory:
                 self._far_file.discard(part)
 
     def emptied(self) -> "Column":
-        """Returns a column like this one without rows."""
+        """Returns an empty column like this one."""
         other = copy.copy(self)
         other.num_chunks = 0
         other._memory = []
@@ -176,11 +168,11 @@ class Column:
         return other
 
 
-# By name as the optimizer has them.
+# The states of one optimizer, by the optimizer's names.
 States: TypeAlias = Mapping[str, Column]
-# By name, elements of a row and what a new row has in them.
+# The same as (elements of a row, initial value).
 Kinds: TypeAlias = Mapping[str, tuple[int, float]]
-# Of None those that no owner keeps together.
+# By owner; under None the states that are in no group.
 StateGroups: TypeAlias = Mapping[StateOwner | None, States]
 
 

@@ -1,8 +1,8 @@
 """A scratch file for rows that do not fit in memory, mapped piece by piece as a table grows.
 
-The file is not a checkpoint: nothing in it can be read back without the table, and it is removed
-with the table. Its space is allocated on the disk when a piece is made, because a disk that is full
-at the first write to mapped memory would kill the process.
+It is no checkpoint: only the table can read it, and it is removed with the table. Disk space is
+allocated when a piece is mapped, because a disk that is full at the first write to mapped memory
+would kill the process.
 """
 
 import contextlib
@@ -17,20 +17,16 @@ from sok_lite.engine.local_path import local_path
 
 
 class FarFile:
-    """Zeroed memory that is backed by a file. Of one process: a forked child shares its rows.
+    """Zeroed memory that is backed by a file. A forked child must not use it: it shares the rows.
 
     Args:
-      path: an existing folder, for a file without a name in it, which the system removes even if
-        the process is killed; or the name of a file, which must not exist yet.
-
-      whose: rows are in it, for errors, such as "table 'item'".
-
-    Attributes:
-      path: the argument.
+      path: an existing folder, for an unnamed file in it, which the system removes even if the
+        process is killed; or the name of a file, which must not exist yet.
+      whose: owner of the rows, for errors, such as "table 'item'".
 
     Raises:
-      ValueError: the path is no local one.
-      FileExistsError: there is a file of this name: of another table, or of a killed process.
+      ValueError: the path is not local.
+      FileExistsError: the file exists: it is another table's, or a killed process left it.
       OSError: the file cannot be made.
     """
 
@@ -56,17 +52,17 @@ class FarFile:
                 ) from error
             name = os.path.abspath(self.path)
         self.close = weakref.finalize(self, _close, self._fd, name, os.getpid())
-        # How much of the file each of them reads.
+        # Bytes of the file that each of them reads.
         self._readers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     @property
     def num_bytes(self) -> int:
         """Length of the file."""
-        # Asked of the system: it is right whatever was interrupted, and whoever cut the file.
+        # From the system: right whatever was interrupted, and whoever cut the file.
         return os.fstat(self._fd).st_size
 
     def sibling(self) -> "FarFile":
-        """Returns a new file without a name in the same folder."""
+        """Returns a new unnamed file in the same folder."""
         is_folder = os.path.isdir(self.path)
         folder = self.path if is_folder else os.path.dirname(os.path.abspath(self.path))
         return FarFile(folder, self._whose)
@@ -75,8 +71,7 @@ class FarFile:
         """Returns new zeroed memory at the end of the file, (num_bytes,) uint8.
 
         Raises:
-          MemoryError: the disk is full, or the limit on the size of a file reached; the file is as
-            it was.
+          MemoryError: the disk is full or the file too long; the file is as it was.
         """
         length = -(-num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         start = self.num_bytes
@@ -84,28 +79,28 @@ class FarFile:
             os.posix_fallocate(self._fd, start, length)
             memory = mmap.mmap(self._fd, length, mmap.MAP_SHARED, offset=start)
         except (OSError, OverflowError) as error:
-            self.truncate(start)
+            os.ftruncate(self._fd, start)
             disk = os.fstatvfs(self._fd)
             free = disk.f_bavail * disk.f_frsize
             raise MemoryError(
                 f"No {num_bytes:,} bytes for rows of {self._whose} in far_path {self.path!r}, "
                 f"which holds {start:,} bytes: {error}. {free:,} bytes are free."
             ) from error
-        # Rows are read in no order: what lies beside them is not worth reading from the disk.
+        # Rows are read in random order: no read-ahead.
         memory.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(memory, np.uint8, num_bytes)
 
     def keep(self, num_bytes: int, reader: object) -> None:
-        """Makes `trim` leave the first `num_bytes` for as long as a reader of them lives."""
+        """Makes `trim` keep the first `num_bytes` as long as the reader lives."""
         self._readers[reader] = num_bytes
 
     def discard(self, memory: np.ndarray) -> None:
         """Frees the disk space of memory from `zeros`, which must not be used any more.
 
-        The file keeps its length. Other memory is left alone. A file system that cannot make holes
-        frees the space when the file is cut or removed.
+        The file keeps its length. A file system that cannot make holes frees the space when the
+        file is cut or removed. Memory from elsewhere is left alone.
         """
-        # Some NumPys keep a view of what the memory is of.
+        # Some versions of NumPy have a memoryview as the base.
         owner = getattr(memory.base, "obj", memory.base)
         if isinstance(owner, mmap.mmap):
             with contextlib.suppress(OSError):
@@ -115,24 +110,20 @@ class FarFile:
         """Cuts the file behind `num_bytes`, unless a reader still uses that part.
 
         Raises:
-          OSError: the file is shorter: somebody has cut it. A kernel that reads behind the end of a
-            file would end the process.
+          OSError: another program has cut the file shorter: a read behind its end would kill the
+            process.
         """
         length = self.num_bytes
         if length > num_bytes:
             needed = max([num_bytes, *self._readers.values()])
             if length > needed:
-                self.truncate(needed)
+                os.ftruncate(self._fd, needed)
         elif length < num_bytes:
             raise OSError(
                 f"far_path {self.path!r} was cut short by another program: {length:,} bytes are "
                 f"left of {num_bytes:,}, so rows of the table are lost. Restore a checkpoint into "
                 "a new table, and keep other programs away from the file."
             )
-
-    def truncate(self, num_bytes: int) -> None:
-        """Cuts the file behind `num_bytes`; that memory must not be used any more."""
-        os.ftruncate(self._fd, num_bytes)
 
 
 def _close(fd: int, name: str | None, pid: int) -> None:

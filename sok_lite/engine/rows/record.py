@@ -1,19 +1,19 @@
-"""Where rows are, as native code sees it: plain data that both languages read.
+"""Structs that Python and native code share: where rows are, and which are free.
 
-It is the storage of what it holds, and no copy; kernels/table_record.h has the same structs.
+They are the storage of their fields, not a copy; kernels/table_record.h has the same structs.
 """
 
 from ctypes import Structure, c_int64, c_void_p
 
 
 class ColumnRecord(Structure):
-    """Where a column of rows is, as kernels take it.
+    """A column of rows.
 
     Attributes:
-      chunks: the address of its chunks' addresses.
+      chunks: address of the addresses of the chunks.
       shift: a chunk has 2**shift rows.
       dim: elements of a row.
-      format: of an element, the number of a RowDtype; 0: float32.
+      format: number of the RowDtype; 0: float32.
     """
 
     chunks: int
@@ -24,14 +24,14 @@ class ColumnRecord(Structure):
 
 
 class AccessRecord(Structure):
-    """How often rows were accessed lately, where a store has two tiers: see tiers.py.
+    """Access counts of the rows of a store with two tiers; see tiers.py.
 
     Attributes:
-      counts: the address of the counts, uint8.
-      room: for how many rows there are any.
-      lookups: those counted since the last pass.
-      looked_up: rows of them.
-      rest: rows that are looked up before counting begins.
+      counts: address of the counts, uint8.
+      room: number of rows that have a count.
+      lookups: counted since the last pass.
+      looked_up: rows of these lookups.
+      rest: rows to be looked up before counting begins again.
     """
 
     counts: int | None
@@ -46,11 +46,11 @@ class AccessRecord(Structure):
 
 
 class FillRecord(Structure):
-    """A state whose rows do not begin with zeros.
+    """A state whose initial value is not 0.
 
     Attributes:
-      column: the address of its ColumnRecord.
-      value: what they begin with, the bits of a float32.
+      column: address of its ColumnRecord.
+      value: the bits of the initial value, float32.
     """
 
     column: int | None
@@ -59,20 +59,20 @@ class FillRecord(Structure):
 
 
 class StoreRecord(Structure):
-    """The columns of a store, how many rows it has, and which are free.
+    """The columns of a store, its number of rows, and its free rows.
 
     Attributes:
-      value: the address of the ColumnRecord of the value rows, which lives as long as the store has
+      value: address of the ColumnRecord of the value rows, which lives as long as the store has
         that column.
-      states: a number that stands for the states there are, with their owners, and that no store
-        has had before; 0: somebody has to look.
-      num_rows, num_far: rows handed out so far, free ones included, and those of them that are far.
-      accesses: the address of the AccessRecord of the store's rows, which lives as long as the
-        store; None: accesses are not counted.
+      states: version of the set of states and their owners, unique among all stores; 0: Python has
+        to look.
+      num_rows, num_far: rows handed out so far, free ones included, and the far ones among them.
+      accesses: address of the AccessRecord, which lives as long as the store; None: accesses are
+        not counted.
       room: native code may take new rows whose numbers are below it; 0: no rows at all.
-      free_rows, num_free: the address of row numbers that are free, uint32, and how many they are.
-        They are taken from the end, before new ones.
-      fills, num_fills: the address of the FillRecords of states, and how many they are.
+      free_rows, num_free: address and number of free rows, uint32. They are taken from the end,
+        before new ones.
+      fills, num_fills: address and number of the FillRecords of states.
     """
 
     value: int | None

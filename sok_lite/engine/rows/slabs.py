@@ -1,8 +1,8 @@
-"""The amount of memory that a store allocates at a time.
+"""How much memory a store allocates at a time.
 
-A store may stay small, and most do: the first slab of a tier is small and the next ones grow with
-it. A slab costs a system call or a call of the GPU's driver, and Linux allows 65,530 mappings: so
-memory comes in few slabs, each of many chunks.
+Most stores stay small: the first slab of a tier is small, and the next ones grow with it. A slab
+costs a system call or a call of the GPU's driver, and Linux allows 65,530 mappings: so memory comes
+in few slabs, each of many chunks.
 """
 
 from typing import NamedTuple
@@ -11,12 +11,11 @@ from sok_lite.backend import Backend
 
 # Rows are near in whole chunks: at most one chunk fewer than requested, 1/32.
 _MIN_NEAR_CHUNKS = 32
-# A slab is at least this part of what its tier has, which is then the most that is set aside and
-# not in use.
+# A slab is at least this part of its tier, which is then the most that is allocated and not in use.
 NEAR_GROWTH = 32
 FAR_GROWTH = 8
-# The first far slab; the tier then doubles until a slab has `far_chunk_bytes`. It is pinned memory
-# or space of a disk, and costs what its size is whether it is used or not.
+# The first far slab; the tier then doubles until a slab has `far_chunk_bytes`. Pinned memory and
+# disk space cost their whole size, used or not.
 _FIRST_FAR_BYTES = 1 << 16
 
 
@@ -28,8 +27,21 @@ class Chunks(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Chunks of both tiers."""
         return self.near + self.far
+
+
+class TierBytes(NamedTuple):
+    """Memory of a store by tier, without memory that was returned to the system.
+
+    Attributes:
+      near_used, far_used: of rows and states that were handed out so far, free ones included.
+      near, far: allocated.
+    """
+
+    near_used: int
+    far_used: int
+    near: int
+    far: int
 
 
 class Slabs(NamedTuple):
@@ -84,8 +96,8 @@ class Slabs(NamedTuple):
 
         Args:
           before: the chunks that it has.
-          least: the number of chunks needed, of both tiers together.
-          max_near: the most that can be near.
+          least: chunks needed, of both tiers together.
+          max_near: how many of them can be near.
           spare: whether to add more than needed, as a slab that grows with the tier.
         """
         near, far = min(least, max_near), max(0, least - max_near)

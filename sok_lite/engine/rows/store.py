@@ -1,14 +1,14 @@
-"""The rows of a table and their optimizer state, in columns that share one row number.
+"""The rows of a table and their optimizer states, in columns that share one row number.
 
-A column is a list of equally long chunks, so a store grows without moving a row and a row number
-is valid for as long as its key lives. Column `value` has the table's row format; every optimizer
-state is a float32 column beside it. The states of free rows have their initial value: a new key
-then needs no pass over state columns.
+A column is a list of equally long chunks, so a store grows without moving a row, and a row number
+is valid as long as its key lives. Column "value" has the table's row format; every optimizer state
+is a float32 column beside it. The states of free rows have their initial value, so that a new key
+needs no pass over the state columns.
 
 A store may have two tiers. Rows below `near_rows` are near: in the memory of the backend's device.
 The others are far: on a GPU in pinned memory of the host, which kernels read and write in place; on
-a CPU in ordinary memory or in a file. A kernel sees chunks and cannot tell. Rows do not move by
-themselves: `swap` exchanges two of them in all columns, and engine/rows/tiers.py says which.
+a CPU in ordinary memory or in a file. A kernel sees chunks and cannot tell. Rows move only where
+`swap` exchanges two of them in all columns; engine/rows/tiers.py decides which.
 
 Reading and writing rows is in engine/rows/access.py; this module allocates and frees them.
 """
@@ -17,6 +17,7 @@ import contextlib
 import copy
 import itertools
 import os
+from collections.abc import Iterable
 from ctypes import addressof
 from typing import Any, NamedTuple
 
@@ -27,24 +28,18 @@ from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.access import RowAccess
-from sok_lite.engine.rows.allocator import Claim, RowNumbers
+from sok_lite.engine.rows.allocator import Claim, RowAllocator
 from sok_lite.engine.rows.column import Column, Kinds, StateGroups, StateOwner, States, kinds_of
 from sok_lite.engine.rows.far_file import FarFile
-from sok_lite.engine.rows.memory import give_back, regain, return_blocks, tier_bytes
 from sok_lite.engine.rows.record import AccessRecord, FillRecord, StoreRecord
-from sok_lite.engine.rows.slabs import Chunks, Slabs
+from sok_lite.engine.rows.slabs import Chunks, Slabs, TierBytes
 
-_serial = itertools.count(1)  # of what states stores have had
+_state_versions = itertools.count(1)
 NO_ROW = 0xFFFFFFFF  # the row number of a key that has no row; SOK_NO_ROW in kernels/platform.cuh
 
 
 class SoleStates(NamedTuple):
-    """All states of a store, where they have one owner.
-
-    Attributes:
-      owner: of all states; None: there are no states.
-      states, kinds: of the store.
-    """
+    """All states of a store, where they have one owner; None: there are no states."""
 
     owner: StateOwner | None
     states: States
@@ -52,28 +47,23 @@ class SoleStates(NamedTuple):
 
 
 class RowStore(RowAccess):
-    """Rows by number: their memory, and who may take which.
+    """Rows by number: their memory, and which of them are free.
 
     Args:
       near_rows: how many rows may be near; None: all of them. A store keeps the largest number of
         whole chunks: all of them below 32 rows, more than 31/32 of them above.
       far_path: only on the cpu backend, only with `near_rows`: keeps far rows in a scratch file
         instead of memory; a folder or the name of a new file, see FarFile.
-      whose: rows they are, for errors.
+      whose: owner of the rows, for errors.
 
     Attributes:
-      backend: where the rows are.
-      dim: elements of a value row.
-      row_dtype: format of the value rows.
-      chunk_shift: a chunk holds 2**chunk_shift rows.
       slabs: how much memory is allocated at a time, and returned.
-      chunks: how many every column has, by tier.
-      record: where its columns are, as native code sees it.
-      accesses: how often rows were accessed, of which the record has the address; None: nobody
-        counts (tiers.py).
+      chunks: chunks of every column, by tier.
+      record: the store as native code sees it.
+      accesses: access counts of the rows (tiers.py); None: accesses are not counted.
       near_rows: rows below this number are near; None: all are.
-      known_groups: what `state_groups` gave last; None: it is to be made anew.
-      sole_states: the states, where all have one owner; good as long as `known_groups` is there.
+      known_groups: the last result of `state_groups`; None: a change has made it stale.
+      sole_states: the states, where all have one owner; valid while `known_groups` is not None.
 
     Raises:
       ValueError: a `far_path` with another backend, or without `near_rows`.
@@ -107,62 +97,51 @@ class RowStore(RowAccess):
         self.chunks = Chunks(0, 0)
         self.record = StoreRecord()
         self.accesses: AccessRecord | None = None
-        self._far_bytes = 0  # of the far file, that belong to them
-        self._numbers: RowNumbers
-        self._fills: Any = None  # of the record
-        self.set_numbers(RowNumbers.none(backend.xp, self._first_far))
-        self.add_columns([self._value_column()])
+        self._far_bytes = 0  # of the far file, that the columns use
+        self._allocator: RowAllocator
+        self._fills: Any = None  # memory of `record.fills`
+        self._set_allocator(RowAllocator.none(backend.xp, self._first_far))
+        self._add_columns([self._value_column()])
 
     # ---------------------------------------------------------------- columns
 
-    def new_column(
-        self,
-        name: str,
-        dim: int,
-        dtype: np.dtype,
-        initial: float,
-        state: str = "",
-        owner: StateOwner | None = None,
-    ) -> Column:
-        """Returns a column without rows, for `add_columns`; of a state with its name and owner."""
-        format_number = self.row_dtype.number if name == "value" else 0
-        where = (self.chunk_shift, self._far_file, format_number)
-        return Column(self.backend, name, dim, dtype, initial, *where, state, owner)
-
     def _value_column(self) -> Column:
-        return self.new_column("value", self.dim, self.row_dtype.storage, 0.0)
+        what = ("value", self.dim, self.row_dtype.storage, 0.0)
+        return Column(
+            self.backend, *what, self.chunk_shift, self._far_file, self.row_dtype.number, "value"
+        )
 
-    def add_columns(self, columns: list[Column]) -> None:
-        """Gives new columns memory for all rows, and the store these columns: all or none.
+    def _add_columns(self, columns: list[Column]) -> None:
+        """Allocates memory for all rows in new columns and adds these, all or none.
 
         Raises:
-          MemoryError: no memory for them; the store is as it was.
+          MemoryError: the store is as it was.
         """
         memory, far_bytes = self._new_memory(columns, self.chunks)
         for column, parts in zip(columns, memory, strict=True):
             if column.initial != 0:
                 self._fill_memory(column, parts)
-            column.attach(column.grown(parts))  # nobody has these columns yet
-        return_blocks(columns, self.numbers.returned)
+            column.attach(column.with_memory(parts))  # nobody has these columns yet
+        _return_blocks(columns, self.allocator.returned)
         by_name = {**self.columns, **{column.name: column for column in columns}}
         with uninterrupted():
             self.set_columns(by_name)
             self._far_bytes = far_bytes
 
     def set_columns(self, columns: dict[str, Column]) -> None:
-        """Has these columns, among them one of values; or the same, with other owners or names."""
-        begun = [each for each in columns.values() if each.initial != 0]
-        fills = (FillRecord * len(begun))()
-        for fill, column in zip(fills, begun, strict=True):
+        """Replaces the columns; also to be called when a state gets another name or owner."""
+        filled = [each for each in columns.values() if each.initial != 0]
+        fills = (FillRecord * len(filled))()
+        for fill, column in zip(fills, filled, strict=True):
             fill.column = addressof(column.record)
             fill.value = int(np.float32(column.initial).view(np.uint32))
         self.record.value = addressof(columns["value"].record)
-        self.record.states, self.record.num_fills = 0, len(begun)
-        self.record.fills = addressof(fills) if begun else None
+        self.record.states, self.record.num_fills = 0, len(filled)
+        self.record.fills = addressof(fills) if filled else None
         self.columns, self.known_groups, self._fills = columns, None, fills
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
-        """Gives all rows handed out so far the initial value. Memory of others is not touched."""
+        """Writes the initial value to all rows handed out so far; other memory is not touched."""
         left = self.num_rows * column.dim
         for part in memory:
             elements = part.view(column.dtype)
@@ -170,10 +149,10 @@ class RowStore(RowAccess):
             left = max(0, left - int(elements.size))
 
     def _new_memory(self, columns: list[Column], chunks: Chunks) -> tuple[list[list[Array]], int]:
-        """Returns the memory of chunks for all of some columns, and the length of the far file."""
+        """Returns memory for more chunks of columns, and the new length of the far file."""
         if self._far_file is None:
             return [column.new_memory(chunks) for column in columns], 0
-        self.trim()  # what was made for rows that did not come
+        self.trim()  # what a failed call left there
         try:
             memory = [column.new_memory(chunks) for column in columns]
         except BaseException:
@@ -182,32 +161,27 @@ class RowStore(RowAccess):
         return memory, self._far_file.num_bytes
 
     def unused_name(self, state: str) -> str:
-        """Returns a name for the column of a state that no column has."""
+        """Returns a column name for a state: the state's name, with a number if it is taken."""
         names = itertools.chain([state], (f"{state} ({i})" for i in itertools.count(2)))
         return next(name for name in names if name not in self.columns)
 
     def add_states(self, kinds: Kinds, owner: StateOwner | None) -> list[Column]:
-        """Makes float32 columns for states, all of them or none, whatever others there are.
-
-        Args:
-          owner: of all of them; None: they are free.
+        """Adds float32 columns for the states of an owner, all or none; None: free states.
 
         Raises:
-          MemoryError: no memory for them; the store is as it was.
+          MemoryError: the store is as it was.
         """
+        where, dtype = (self.chunk_shift, self._far_file, 0), np.dtype(np.float32)
         columns = [
-            self.new_column(self.unused_name(name), dim, np.dtype(np.float32), first, name, owner)
-            for name, (dim, first) in kinds.items()
+            Column(self.backend, self.unused_name(name), dim, dtype, initial, *where, name, owner)
+            for name, (dim, initial) in kinds.items()
         ]
-        self.add_columns(columns)
+        self._add_columns(columns)
         return columns
 
     @property
     def state_groups(self) -> StateGroups:
-        """The states of each owner, in the order in which they were made.
-
-        Those of None have no owner that keeps them together.
-        """
+        """The states of each owner, in the order in which they were made; see StateGroups."""
         groups = self.known_groups
         if groups is None:
             made: dict[StateOwner | None, dict[str, Column]] = {}
@@ -224,18 +198,17 @@ class RowStore(RowAccess):
         return groups
 
     def number_states(self) -> None:
-        """Gives the states that there are a number in the record, by which native code knows them.
-
-        Their first change takes it away.
-        """
+        """Gives the set of states a version in the record, which their next change resets."""
         if self.record.states == 0:
             _ = self.state_groups  # made now, so that it tells of every change from here on
-            self.record.states = next(_serial)
+            self.record.states = next(_state_versions)
 
     @property
     def states_with_values(self) -> list[str]:
-        """The states that do not begin with zeros, as new memory does."""
+        """The states whose initial value is not 0: new memory must be filled."""
         return [name for name in self.state_names if self.columns[name].initial != 0]
+
+    # ---------------------------------------------------------------- sizes
 
     @property
     def row_bytes(self) -> int:
@@ -244,11 +217,11 @@ class RowStore(RowAccess):
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the rows and states that were handed out so far, free ones included.
+        """Memory of the rows and states handed out so far, free ones included.
 
         Memory that was returned to the system does not count.
         """
-        return (self.num_rows - self.numbers.num_returned) * self.row_bytes
+        return (self.num_rows - self.allocator.num_returned) * self.row_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -256,18 +229,14 @@ class RowStore(RowAccess):
         tiers = self.tier_bytes()
         return tiers.near + tiers.far
 
-    tier_bytes = tier_bytes
-
-    # ---------------------------------------------------------------- row numbers
-
-    @property
-    def numbers(self) -> RowNumbers:
-        """Which rows are handed out and which of those are free."""
-        known, its = self._numbers, self.record
-        if its.num_rows == known.num_rows and its.num_free == known.free_near.size:
-            return known
-        # Native code has taken some meanwhile: free ones from the end, then new ones.
-        return known._replace(num_rows=its.num_rows, free_near=known.free_near[: its.num_free])
+    def tier_bytes(self) -> TierBytes:
+        """Returns `used_bytes` and `num_bytes` by tier."""
+        near_gone, far_gone = self.allocator.returned_by_tier
+        num_far = self.num_far_rows
+        near, far = (count << self.chunk_shift for count in self.chunks)
+        used = (self.num_rows - num_far - near_gone, num_far - far_gone)
+        rows = (*used, near - near_gone, far - far_gone)
+        return TierBytes(*(count * self.row_bytes for count in rows))
 
     @property
     def num_rows(self) -> int:
@@ -276,50 +245,54 @@ class RowStore(RowAccess):
 
     @property
     def num_far_rows(self) -> int:
-        """How many of them are far."""
-        return self.numbers.num_far
+        """Far rows handed out so far, free ones included."""
+        return self.allocator.num_far
 
-    def has_room(self, count: int) -> bool:
-        """Whether `count` rows can be claimed of the memory that there is."""
-        num_new = max(0, count - self.numbers.num_listed)
-        most = self.chunks.total << self.chunk_shift
-        return not num_new or (not self.numbers.returned and self.num_rows + num_new <= most)
+    # ---------------------------------------------------------------- row numbers
 
-    def set_numbers(self, numbers: RowNumbers) -> None:
-        """Hands out other rows from now on."""
-        free, record = numbers.free_near, self.record
-        record.num_rows, record.num_far = numbers.num_rows, numbers.num_far
+    @property
+    def allocator(self) -> RowAllocator:
+        """The allocator of row numbers, which native code advances too."""
+        known, its = self._allocator, self.record
+        if its.num_rows == known.num_rows and its.num_free == known.free_near.size:
+            return known
+        # Native code has taken rows meanwhile: free ones from the end, then new ones.
+        return known._replace(num_rows=its.num_rows, free_near=known.free_near[: its.num_free])
+
+    def _set_allocator(self, allocator: RowAllocator) -> None:
+        free, record = allocator.free_near, self.record
+        record.num_rows, record.num_far = allocator.num_rows, allocator.num_far
         record.free_rows = self.backend.address(free) if free.size else None
         record.num_free = int(free.size)
-        self._numbers = numbers
-        self._set_room()
-
-    def _set_room(self) -> None:
-        """Says below which number native code may take new rows; 0: no rows at all."""
-        room = 0
+        self._allocator = allocator
+        record.room = 0
         if self.near_rows is None:
-            # Before there are new ones Python takes those whose memory was returned.
-            is_new = not self._numbers.returned
-            room = self.chunks.total << self.chunk_shift if is_new else self._numbers.num_rows
-        self.record.room = room
+            # Rows whose memory was returned are taken before new ones, by Python.
+            is_new = not allocator.returned
+            record.room = self.chunks.total << self.chunk_shift if is_new else allocator.num_rows
+
+    def has_room(self, count: int) -> bool:
+        """Whether `count` rows can be claimed without more memory."""
+        num_new = max(0, count - self.allocator.num_listed)
+        most = self.chunks.total << self.chunk_shift
+        return not num_new or (not self.allocator.returned and self.num_rows + num_new <= most)
 
     def claim(self, count: int) -> Claim:
         """Chooses `count` rows and allocates memory for them. They stay free until `take`.
 
         Raises:
-          MemoryError: no memory for them; the store is as it was.
+          MemoryError: the store is as it was.
         """
-        regain(self, count)
-        claim = self.numbers.claim(self.backend.xp, count)
-        self._grow(claim.left().num_rows)
+        self._regain(count)
+        claim = self.allocator.claim(self.backend.xp, count)
+        self._grow(claim.after().num_rows)
         return claim
 
     def list_launches(self, claim: Claim, placed: Array | None = None) -> list[Launch]:
-        """Returns the launches that write which rows the last claim has, and the states of new
-        ones.
+        """Returns the launches that write the rows of the last claim, and the states of new ones.
 
         Args:
-          placed: (its rows,) int64, the slots of keys that get them; None: there are none yet.
+          placed: (count,) int64, the slots of the keys that get the rows; None: there are none yet.
         """
         return [
             claim.list_launch(self.backend, placed),
@@ -328,7 +301,7 @@ class RowStore(RowAccess):
 
     def take(self, claim: Claim, count: int | None = None) -> None:
         """Takes the first `count` rows of the last claim; None: all."""
-        self.set_numbers(claim.left(count))
+        self._set_allocator(claim.after(count))
 
     def allocate(self, count: int) -> Array:
         """Takes `count` rows: near ones as long as there are any, freed ones before new ones.
@@ -337,7 +310,7 @@ class RowStore(RowAccess):
           (count,) uint32, distinct.
 
         Raises:
-          MemoryError: no memory for them; the store is as it was.
+          MemoryError: the store is as it was.
         """
         claim = self.claim(count)
         launch_all(self.list_launches(claim))
@@ -345,22 +318,35 @@ class RowStore(RowAccess):
         return claim.rows
 
     def free_near(self, count: int) -> Array:
-        """Returns near rows that were freed, `count` or as many as there are: (m,) uint32."""
-        regain(self, min(count, self.numbers.num_near_free))
-        free = self.numbers.free_near
+        """Returns free near rows, `count` or as many as there are: (m,) uint32."""
+        allocator = self.allocator
+        self._regain(min(count, int(allocator.free_near.size) + allocator.returned_by_tier[0]))
+        free = self.allocator.free_near
         return free[max(0, int(free.size) - count) :]
 
     def exchange_free(self, near: Array, far: Array) -> None:
-        """Frees far rows (m,) in place of what `free_near` returned."""
-        self.set_numbers(self.numbers.exchanging(self.backend.xp, int(near.size), far))
+        """Frees far rows (m,) in place of the result of `free_near`."""
+        allocator = self.allocator
+        if near.size:
+            free_near = allocator.free_near[: allocator.free_near.size - near.size]
+            free_far = self.backend.xp.concatenate([allocator.free_far, far])
+            self._set_allocator(allocator._replace(free_near=free_near, free_far=free_far))
+
+    def release(self, rows: Array) -> None:
+        """Frees rows, distinct and none NO_ROW, and resets their states."""
+        allocator = self.allocator.after_free(self.backend.xp, rows)
+        launch_all(self.fill_launch(name, rows) for name in self.state_names)
+        self._set_allocator(allocator)
+
+    # ---------------------------------------------------------------- memory
 
     def reserve(self, count: int) -> None:
-        """Makes sure that `count` rows can be taken later without running out of memory.
+        """Allocates memory so that `count` more rows can be taken.
 
         Raises:
-          MemoryError: no memory for them; the store is as it was.
+          MemoryError: the store is as it was.
         """
-        self._grow(self.num_rows + max(0, count - self.numbers.num_free))
+        self._grow(self.num_rows + max(0, count - self.allocator.num_free))
 
     def _grow(self, num_rows: int) -> None:
         if num_rows > NO_ROW:
@@ -383,40 +369,64 @@ class RowStore(RowAccess):
             chunks = self.slabs.more(self.chunks, least, max_near, spare=False)
             made = self._new_memory(columns, chunks)
         memory, far_bytes = made
-        grown = [column.grown(parts) for column, parts in zip(columns, memory, strict=True)]
-        before, numbers = self.chunks, self.numbers
+        grown = [each.with_memory(parts) for each, parts in zip(columns, memory, strict=True)]
+        before, allocator = self.chunks, self.allocator
         with uninterrupted():
             for column, its in zip(columns, grown, strict=True):
                 column.attach(its)
             self.chunks = Chunks(before.near + chunks.near, before.far + chunks.far)
             self._far_bytes = far_bytes
-            self.set_numbers(numbers)
+            self._set_allocator(allocator)
 
-    def release(self, rows: Array) -> None:
-        """Frees rows, distinct and none NO_ROW, and resets their states."""
-        numbers = self.numbers.releasing(self.backend.xp, rows)
-        launch_all(self.fill_launch(name, rows) for name in self.state_names)
-        self.set_numbers(numbers)
+    def give_back(self) -> None:
+        """Returns memory of free rows to the system where that pays; called after `release`.
 
-    give_back = give_back
+        All memory goes if no row is in use; else blocks whose rows are all free, which get memory
+        again when they are taken. Some free rows keep theirs: the next keys would otherwise pay for
+        pages again and again. Free rows of a far file and of a GPU keep theirs too.
+        """
+        allocator, shift = self.allocator, self.slabs.block_shift
+        if not allocator.is_worth_a_search(shift):
+            return
+        with contextlib.suppress(MemoryError):  # for lists of rows: then nothing goes
+            if allocator.num_free == allocator.num_rows:
+                self.clear()
+            elif self.backend.gives_back:
+                blocks = allocator.empty_blocks(shift, not self.has_far_file)
+                self._set_allocator(allocator.after_return(blocks, shift))
+                _return_blocks(self.columns.values(), blocks)
+
+    def _regain(self, count: int) -> None:
+        """Gives memory back to free rows, so that `count` rows with memory can be claimed."""
+        blocks = self.allocator.blocks_to_regain(count)
+        if not blocks:
+            return
+        xp = self.backend.xp
+        listed = [xp.arange(rows.start, rows.stop, dtype=np.uint32) for rows in blocks]
+        allocator = self.allocator.after_regain(xp, blocks, listed)
+        # Pages come with the first touch, full of zeros.
+        launch_all(
+            self.fill_launch(name, rows) for name in self.states_with_values for rows in listed
+        )
+        self._set_allocator(allocator)
 
     def clear(self) -> None:
         """Frees all rows and their memory. The state columns stay, empty."""
         columns = {name: column.emptied() for name, column in self.columns.items()}
-        numbers = RowNumbers.none(self.backend.xp, self._first_far)
+        allocator = RowAllocator.none(self.backend.xp, self._first_far)
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
         with uninterrupted():
             self.set_columns(columns)
             self.chunks, self._far_bytes = Chunks(0, 0), 0
-            self.set_numbers(numbers)
+            self._set_allocator(allocator)
         self.trim()
 
     def trim(self) -> None:
         """Cuts the far file behind the last row.
 
         Raises:
-          OSError: somebody has cut the file short.
+          OSError: another program has cut the file shorter.
         """
         if self._far_file:
             self._far_file.trim(self._far_bytes)
@@ -426,13 +436,15 @@ class RowStore(RowAccess):
         if self._far_file:
             self._far_file.close()
 
+    # ---------------------------------------------------------------- copies
+
     def for_reading(self) -> "RowStore":
-        """Returns a store with the present columns: they can be read after this one is cleared."""
+        """Returns a store with the present columns, which can be read after this one is cleared."""
         other = copy.copy(self)
-        other.record, other._numbers = StoreRecord(self.record.value), self.numbers
-        other.set_numbers(other._numbers)
+        other.record, other._allocator = StoreRecord(self.record.value), self.allocator
+        other._set_allocator(other._allocator)
         if self._far_file:
-            # To read behind the end of a file would end the process.
+            # A read behind the end of a file would kill the process.
             self._far_file.keep(self._far_bytes, other)
         return other
 
@@ -440,13 +452,19 @@ class RowStore(RowAccess):
         """Returns a store like this one without rows and states.
 
         Raises:
-          OSError: no place for another far file.
+          OSError: another far file cannot be made.
         """
         other = copy.copy(self)
         other._far_file = None if self._far_file is None else self._far_file.sibling()
         other.columns, other.known_groups = {}, None
         other.record, other.accesses = StoreRecord(), None
         other.chunks, other._far_bytes = Chunks(0, 0), 0
-        other.set_numbers(RowNumbers.none(self.backend.xp, self._first_far))
-        other.add_columns([other._value_column()])
+        other._set_allocator(RowAllocator.none(self.backend.xp, self._first_far))
+        other._add_columns([other._value_column()])
         return other
+
+
+def _return_blocks(columns: Iterable[Column], blocks: Iterable[range]) -> None:
+    """Returns the memory of blocks of rows to the system, in all of some columns."""
+    for column, rows in itertools.product(columns, blocks):
+        column.give_back(rows)

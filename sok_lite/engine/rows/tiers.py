@@ -1,18 +1,16 @@
 """Promotes hot rows of a store to the near tier, by access counts.
 
-Every lookup counts an access of each of its rows, and in regular passes all counts are halved: the
-count of a row is about the number of recent lookups that saw it, older ones with less weight. In a
-pass the far rows with the most accesses, the hot ones, are exchanged with the near rows with the
-fewest.
+Every lookup counts an access of each of its rows, and each rebalancing pass halves all counts: a
+count is an exponentially decayed number of lookups. In a pass the far rows with the most accesses,
+the hot ones, are exchanged with the near rows with the fewest.
 
 * A far row must have more accesses than the near one by more than chance explains. Counts are about
   Poisson distributed, so the difference of two equal rows has the standard deviation of the root of
   their sum. Without this, rows that are all alike would move forever.
-* Accesses are counted until there are half as many as rows. Then a pass walks through all rows:
-  its share of a lookup stays the same however large the table is.
-* Passes that move few rows are followed by rests in which nothing is counted. So keys that are all
-  alike, and hot keys that stay the same, cost little. A change of the hot keys is noticed after the
-  rest, and then pass follows pass until few rows move.
+* A pass walks through all rows once half as many were looked up: its share of a lookup is the same
+  however large the table is.
+* After passes that move few rows, counting rests. So uniform keys, and hot keys that stay the same,
+  cost little. New hot keys are noticed after the rest; then pass follows pass until few rows move.
 
 Nothing here knows an index: `rebalance` returns the keys that have moved, with their new rows.
 """
@@ -28,14 +26,14 @@ from sok_lite.engine.rows.record import AccessRecord
 from sok_lite.engine.rows.store import RowStore
 
 _NOT_HELD = 255  # the count of a row that nobody holds; SOK_NOT_HELD in kernels/rows.cu
-# Between two passes. In a table that is small beside a batch a key is seen once a lookup, whatever
-# its share: a few lookups must pass before the hot can differ from the cold.
+# Between two passes. In a table that is small beside a batch every key is seen once a lookup: hot
+# keys differ from cold ones only after a few.
 _MIN_LOOKUPS = 8
 _LOOKED_UP_PER_ROW = 0.5
 # A pass has moved little if it promoted fewer than this part of the rows looked up: chance alone
-# promotes up to 0.004, a changed hot set 0.02 and more. The n-th such pass in a row is followed by
-# a rest of n times what was counted, up to the most. Without rests, counting and passes took 20 %
-# of a lookup on the CPU.
+# promotes up to 0.004, a changed hot set 0.02 and more. After the n-th such pass in a row, n times
+# as many rows as were counted are looked up uncounted, up to the most. Without rests, counting and
+# passes took 20 % of a lookup on the CPU.
 _LITTLE = 0.006
 _MOST_REST = 4
 # In standard deviations. For 1M rows of which 10 % are near, Zipf(1.05), 65,536 keys a lookup:
@@ -50,26 +48,21 @@ ACCESS_COUNT_GROWTH = 2  # room for rows grows by this part of what there is
 
 
 class Moved(NamedTuple):
-    """Keys whose row numbers have changed.
-
-    Attributes:
-      keys: (m,) int64, distinct.
-      rows: (m,) uint32, the new row number of each.
-    """
+    """Keys (m,) int64, distinct, that have moved, and their new row numbers (m,) uint32."""
 
     keys: Array
     rows: Array
 
 
 class RowTiers:
-    """The access counts of the rows of a store of two tiers, and the key of each row.
+    """The access counts and the keys of the rows of a store with two tiers.
 
-    The table must hold its lock around every method.
+    Hold the table's lock around every method.
 
     Attributes:
       num_moved: rows that have moved so far.
-      num_passes: calls of `rebalance` that looked at all rows.
-      record: what native code reads and adds to in a lookup that moves no row.
+      num_passes: passes so far.
+      record: the counts, to which native code adds in a lookup that moves no row.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -78,7 +71,7 @@ class RowTiers:
         self.num_moved = self.num_passes = 0
         self._counts: Array
         self._keys: Array
-        self._calm_passes = 0  # in a row, that moved little
+        self._calm_passes = 0  # in a row that moved little
         self.record = store.accesses = AccessRecord()
         store.record.accesses = addressof(self.record)
         xp = self._backend.xp
@@ -86,7 +79,7 @@ class RowTiers:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all rows, as the store does."""
+        """Forgets all counts and keys."""
         self._set_room(*self._none)
         self._calm_passes = 0
         self.record.lookups = self.record.looked_up = self.record.rest = 0
@@ -98,13 +91,13 @@ class RowTiers:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the counts and the keys."""
+        """Memory of counts and keys."""
         return int(self._counts.nbytes + self._keys.nbytes)
 
-    # ---------------------------------------------------------------- what the table says
+    # ---------------------------------------------------------------- counting
 
     def reserve(self, num_rows: int) -> None:
-        """Reserves capacity for rows below `num_rows`, so that `assigned` cannot fail.
+        """Allocates counts for rows below `num_rows`.
 
         Raises:
           MemoryError: nothing has changed.
@@ -120,7 +113,7 @@ class RowTiers:
         self._set_room(counts, keys)
 
     def assign_launches(self, rows: Array, keys: Array | None) -> list[Launch]:
-        """Returns the launches that note the keys that rows are assigned to, after `reserve`.
+        """Returns the launches that note the keys of rows, after `reserve`.
 
         Args:
           rows: (n,) uint32, distinct; NO_ROW is skipped.
@@ -132,7 +125,7 @@ class RowTiers:
         return [self._backend.prepared("rows_assign", n, self._counts, self._keys, rows, keys, n)]
 
     def assigned(self, rows: Array, keys: Array) -> None:
-        """Notes the keys (n,) int64 that rows (n,) uint32, distinct, are assigned to.
+        """Notes the keys (n,) int64 of rows (n,) uint32, distinct.
 
         Raises:
           MemoryError: nothing has changed.
@@ -141,7 +134,7 @@ class RowTiers:
         launch_all(self.assign_launches(rows, keys))
 
     def access_counts(self) -> Array | None:
-        """The counts of the rows, (num_rows or more,) uint8; None: accesses are not counted."""
+        """Returns the counts, (num_rows or more,) uint8; None: accesses are not counted."""
         if not self._store.num_far_rows:
             return None
         self.reserve(self._store.num_rows)
@@ -149,23 +142,21 @@ class RowTiers:
 
     @property
     def is_counting(self) -> bool:
-        """Whether a lookup is to count the rows that it finds."""
+        """Whether lookups count their rows: no rest goes on."""
         return self.record.rest <= 0
 
     def count_launches(self, new_rows: Array) -> list[Launch]:
-        """Returns the launches that count the rows (n,) uint32 of keys that a lookup has inserted,
-        distinct, after `reserve`; NO_ROW is skipped. `count_lookup` follows."""
+        """Returns the launches that count new rows (n,) uint32 of a lookup, after `reserve`.
+
+        They are distinct; NO_ROW is skipped. `count_lookup` must follow.
+        """
         if not self.is_counting or not self._store.num_far_rows:
             return []
         n = int(new_rows.size)
         return [self._backend.prepared("rows_count_access", n, self._counts, new_rows, n)]
 
     def count_lookup(self, num_rows: int) -> None:
-        """Adds a lookup to the counts.
-
-        Args:
-          num_rows: the number of distinct rows that it found or inserted.
-        """
+        """Counts a lookup that has found or inserted `num_rows` distinct rows."""
         record = self.record
         if record.rest > 0:
             record.rest -= num_rows
@@ -176,7 +167,7 @@ class RowTiers:
     # ---------------------------------------------------------------- rebalancing
 
     def seen_lately(self) -> tuple[int, int] | None:
-        """Returns the accesses of all near rows together, and of all rows; None: all are near."""
+        """Returns the sum of the counts of near rows, and of all rows; None: all are near."""
         num_near = self._store.near_rows
         if num_near is None or not self._store.num_far_rows:
             return None
@@ -198,11 +189,13 @@ class RowTiers:
         )
 
     def rebalance(self) -> Moved | None:
-        """Moves hot rows near and cold ones far, and halves all counts. Near rows must not be in
-        use, and no exception may come before the caller has told the index.
+        """Moves hot rows near and cold ones far, and halves all counts.
+
+        No kernel may use near rows meanwhile. Call it under `uninterrupted`, until the index knows
+        the new rows.
 
         Returns:
-          The keys that have moved; None if there are none.
+          The keys that have moved; None: none has.
 
         Raises:
           MemoryError: nothing has moved.
@@ -218,13 +211,11 @@ class RowTiers:
         self.record.rest = self._calm_passes * looked_up
         return moved
 
-    # ---------------------------------------------------------------- inside
-
     def _promote(self) -> Moved | None:
         store, xp = self._store, self._backend.xp
         num_near = store.near_rows
         assert num_near is not None
-        # As uint8 a row that is not held wraps round to 255: it is the last to be moved anywhere.
+        # A row that is not held wraps round to 255 in uint8: it is the last to be moved.
         coldness = np.uint8(_NOT_HELD - 1) - self._counts[num_near : store.num_rows]
         hot = xp.flatnonzero(coldness <= np.uint8(_NOT_HELD - 1 - _LEAST_COUNT))
         count = min(int(hot.size), num_near)
@@ -234,7 +225,7 @@ class RowTiers:
         free = store.free_near(count)
         num_free = int(free.size)
         near = lowest(xp, self._counts[:num_near], count - num_free).astype(np.uint32)
-        # A free near row is a gain without a loss; the place of another one must be worth it.
+        # Free near rows need no comparison: no other row loses its place.
         pays = self._exceeds(xp.take(self._counts, far[num_free:]), xp.take(self._counts, near))
         near = xp.concatenate([free, near[pays]])
         far, freed = xp.concatenate([far[:num_free], far[num_free:][pays]]), far[:num_free]
@@ -260,17 +251,14 @@ class RowTiers:
 
 
 def lowest(xp: Any, values: Array, count: int) -> Array:
-    """Returns where the `count` lowest of `values` (n,) uint8 are, ascending, ties in order.
+    """Returns the positions of the `count` lowest of `values` (n,) uint8, (min(count, n),) int64.
 
-    It sorts no more than what it returns.
-
-    Returns:
-      (min(count, n),) int64.
+    They are sorted by value, ties by position. It sorts no more than what it returns.
     """
     count = min(count, int(values.size))
     if count == 0:
         return xp.empty(0, np.int64)
-    low, high = 0, 255  # the least value that `count` of them do not exceed is in between
+    low, high = 0, 255  # bounds of the `count`-th lowest value
     while low < high:
         middle = (low + high) // 2
         if int(xp.count_nonzero(values <= np.uint8(middle))) >= count:

@@ -21,8 +21,8 @@ from sok_lite.engine.table.arguments import check_rows, checked_deltas, checked_
 from sok_lite.engine.table.exclusive import Exclusive
 from sok_lite.engine.table.results import Lookup
 from sok_lite.engine.table.table import EmbeddingTable
-from sok_lite.engine.update import Step, StepOptions, UpdateStep, make_states, merged
-from sok_lite.engine.update_rows import Update, summed
+from sok_lite.engine.update import Step, StepOptions, UpdateStep, make_states, merge_updates
+from sok_lite.engine.update_rows import Update, sum_duplicates
 
 # Takes positions (m,) among the keys of a call, whether each key exists, (m,) bool, and the values
 # (m, bytes) uint8. Returns which values to write, (m,) bool, and the new values.
@@ -71,7 +71,7 @@ class RemoteStep(Step):
     """
 
     def __init__(self, updates: Sequence[Update], options: StepOptions) -> None:
-        self._updates = summed(merged(updates))
+        self._updates = sum_duplicates(merge_updates(updates))
         stand_ins = [each._replace(table=cast(Any, each.table).make()) for each in self._updates]
         self._stand_ins, self._options = UpdateStep(stand_ins, options), options
 
@@ -340,7 +340,7 @@ def _take_step(update: Update, options: StepOptions) -> None:
     """Updates the rows of one remote table; the update's keys are distinct."""
     table: Any = update.table  # a RemoteTable
     keys = table.backend.to_host(update.keys)
-    kinds = rule_step(update.rule, options.learning_rate, options.number).kinds(table.dim)
+    kinds = rule_step(update.rule, options.learning_rate, options.number).rule.kinds(table.dim)
     make_states([table], [kinds], update.optimizer)
     places = table.places_of(kinds)
     counts = [options.num_nonfinite]

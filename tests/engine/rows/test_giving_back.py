@@ -27,7 +27,7 @@ RESIDENT = """
 
 
 def returned(store):
-    return [row for rows in store.numbers.returned for row in rows]
+    return [row for rows in store.allocator.returned for row in rows]
 
 
 def test_whole_blocks_go_back_and_states_begin_anew():
@@ -45,7 +45,7 @@ def test_whole_blocks_go_back_and_states_begin_anew():
     kept = np.array([0, 1, 2, 3, 8, 13, 14, 15], np.uint32)
     assert (store.read(kept) == 8).all()
     assert (store.read(kept, column="m") == 7).all()
-    assert store.numbers.num_free == 8
+    assert store.allocator.num_free == 8
     assert store.used_bytes == (16 - 4) * 32
     # Rows whose memory is there are taken first.
     assert sorted(store.allocate(4).tolist()) == [9, 10, 11, 12]
@@ -176,7 +176,7 @@ class GivingBack(TierMachine):
 
     @rule()
     def rows_are_held_or_free(self):
-        numbers, held = self.table.store.numbers, list(self.table.row_of.values())
+        numbers, held = self.table.store.allocator, list(self.table.row_of.values())
         free = [*numbers.free_near.tolist(), *numbers.free_far.tolist()]
         rows = held + free + returned(self.table.store)
         assert sorted(rows) == list(range(numbers.num_rows))
