@@ -1,14 +1,13 @@
 """Defers signals for the length of a change, so that Ctrl-C cuts none in two."""
 
+# The functions of `signal` without its enums, whose conversions take most of the time there.
+import _signal  # type: ignore[import-not-found]
 import ctypes
 import os
 import signal
 import threading
 from types import FrameType
 from typing import Any
-
-# The functions of `signal` without its enums, whose conversions take most of the time there.
-import _signal  # type: ignore[import-not-found]
 
 # Those whose handlers programs let raise.
 _SIGNALS: list[int] = [

@@ -1,9 +1,8 @@
-"""Looking keys up: those that are there are found, and the others inserted, or not.
+"""Lookups: keys are found, and missing ones inserted, or not.
 
 `find`, `contains`, `scores`, `read_state`, `mark_seen_search`, `find_or_insert`, `lookup` and
 `lookup_and_evict` are methods of `EmbeddingTable`. `look_up_batch` looks up in several tables at
-once: all keys are looked for by one launch for all tables, and only where keys are missing more is
-done (insert.py).
+once: one launch searches all tables, and only missing keys take more (insert.py).
 """
 
 from collections.abc import Sequence
@@ -25,19 +24,9 @@ from sok_lite.engine.table.counters import Count, new_counters
 from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import changing, exclusive, holding
 from sok_lite.engine.table.index import Found, Search
-from sok_lite.engine.table.insert import (
-    Incomplete,
-    LookupRequest,
-    Output,
-    complete,
-    gather_evicted,
-    pooling,
-)
+from sok_lite.engine.table.insert import LookupRequest, Output, gather_evicted, insert_missing
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted, Lookup
-
-# What a search tells.
-_TOLD = [Count.MISSING, Count.SEEN, Count.WRONG_SPLITS]
 
 
 class WrongSplitsError(ValueError):
@@ -51,7 +40,7 @@ class WrongSplitsError(ValueError):
 def find(table: TableParts, keys: Any) -> Array:
     """Returns the row number of every key, (n,) uint32; NO_ROW where it has none.
 
-    It changes nothing but the counters: no key is inserted and none counts as seen.
+    Nothing but the counters changes: no key is inserted, and none counts as seen.
     """
     keys = checked_keys(table, keys)
     found = table.index.find(keys)
@@ -61,7 +50,7 @@ def find(table: TableParts, keys: Any) -> Array:
 
 @exclusive
 def contains(table: TableParts, keys: Any) -> Array:
-    """Returns whether each key has a row, (n,) bool. It changes nothing."""
+    """Returns whether each key has a row, (n,) bool."""
     return table.index.find(checked_keys(table, keys)).rows != np.uint32(NO_ROW)
 
 
@@ -69,16 +58,15 @@ def contains(table: TableParts, keys: Any) -> Array:
 def scores(table: TableParts, keys: Any) -> Array:
     """Returns the score of every key, (n,) uint64; 0 where it has no row.
 
-    An "hbm" table keeps that of kLru: the number of the lookup that last saw the key.
+    In an "hbm" table it is that of kLru: the number of the lookup that last saw the key.
     """
     return table.scores_of(checked_keys(table, keys))
 
 
 @exclusive
 def read_state(table: TableParts, name: str, keys: Any) -> Array:
-    """Returns an optimizer state of keys, (n, dim) float32. It changes nothing.
-
-    A key without a row gives what the state begins with.
+    """Returns an optimizer state of keys, (n, dim) float32; its initial value for a key without a
+    row.
 
     Raises:
       KeyError: there is no such state.
@@ -115,9 +103,9 @@ def find_or_insert(
       (n,) uint32; NO_ROW for a key that was refused or not admitted.
 
     Raises:
-      MemoryError: no memory for the new keys; the table is as it was.
-      RuntimeError: they are chosen against the hash, and fill some of its places; the table is
-        as it was.
+      MemoryError: no memory for the new keys.
+      RuntimeError: new keys find no slot: they are chosen against the hash.
+      The table is as it was.
     """
     keys = checked_keys(table, keys)
     result = _row_numbers(table, keys)
@@ -134,7 +122,7 @@ def find_or_insert(
 def _find_or_insert_with_scores(
     table: TableParts, keys: Array, scores: Any, result: Array, filter_ratio: float
 ) -> None:
-    """Looks up each key once, with the last of its scores."""
+    """Looks up distinct keys, each with the last of its scores."""
     backend, n = table.backend, int(keys.size)
     scores = checked_scores(table, keys, scores)
     distinct, inverse = unique(backend, keys)
@@ -167,12 +155,12 @@ def lookup(
       unique_keys: a promise that no key repeats, which saves a pass when keys are new.
       out: (n, dim) of the storage dtype, C-contiguous, to write into; None: a new array.
       insert: whether keys without a row get one; if not, nothing but the counters changes.
-      missing: what a key gives that has no row afterwards: "initial", the value it would start
+      missing: the result of a key that has no row afterwards: "initial", the value it would start
         with, or "zeros".
       filter_ratio: chance of a key without a row to get one this time.
       counts: (n,) integers from 1 to 2**32 - 1, how often each key counts in a table with
-        `count_repeats`, for who has deduplicated them; those of a repeated key add up. None:
-        once. A lookup that inserts nothing counts nothing.
+        `count_repeats`, for callers that have deduplicated them; those of a repeated key add up.
+        None: once. A lookup that inserts nothing counts nothing.
 
     Raises:
       ValueError: `out` or `counts` are not such arrays, or the table does not count.
@@ -201,10 +189,10 @@ def lookup(
     return Lookup(whole.out, rows, num_without_row)
 
 
-def go_on(
+def continue_lookup(
     table: TableParts, keys: Array, out: Array, begun: tuple[Array, Array], missing: str
 ) -> None:
-    """Does what is left of a lookup that inserts, of which all was found that is there.
+    """Ends a lookup that inserts, whose search native code has made.
 
     Args:
       keys: (n,) int64.
@@ -248,7 +236,7 @@ def lookup_and_evict(
 
 
 def _row_numbers(table: TableParts, keys: Array) -> Array:
-    """Returns memory for the row numbers of keys."""
+    """Allocates memory for the row numbers of keys."""
     return table.backend.xp.empty(keys.size, np.uint32)
 
 
@@ -256,7 +244,7 @@ def _row_numbers(table: TableParts, keys: Array) -> Array:
 
 
 def look_up(backend: Backend, keys: Array, rows: Array, request: LookupRequest) -> int:
-    """Does what `look_up_batch` does, for one table."""
+    """`look_up_batch` for one table."""
     return look_up_batch(backend, keys, rows, [request])[0]
 
 
@@ -276,10 +264,10 @@ def look_up_batch(
       rows: (n,) uint32, gets the row numbers.
       requests: to tables, all of them different and each in a call that may change it.
       others: lists of launches to be made when new keys get their rows; there are such keys then.
-      begun: the counters (num_tables, len(Count)), on the host, of a search that was made under the
-        same locks, with the clocks' next numbers: `rows` and the results have what it has found.
-        None: none was.
-      is_lookup: whether what is found and missing counts as that of a lookup.
+      begun: the counters (num_tables, len(Count)), on the host, of a search that native code has
+        made under the same locks, with the clocks' next numbers: `rows` and the results have what
+        it has found. None: no search was made.
+      is_lookup: whether found and missing keys count in the statistics.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -302,12 +290,12 @@ def _look_up(
     is_lookup: bool,
 ) -> list[int]:
     if begun is None:
-        requests = _with_occurrences(backend, keys, requests)
+        requests = _with_key_counts(backend, keys, requests)
         counters = _search(backend, keys, rows, requests)
         found = backend.to_host(counters)
     else:
         counters, found = backend.from_host(begun), begun
-    missing, seen, wrong_splits = found[:, _TOLD].T.tolist()
+    missing, seen, wrong_splits = found[:, : Count.WRONG_SPLITS + 1].T.tolist()
     if any(wrong_splits):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
     if is_lookup:
@@ -319,21 +307,19 @@ def _look_up(
     for request, num_missing, num_seen in zip(requests, missing, seen, strict=True):
         if request.insert and not num_missing and not request.table.keeps_every_key:
             request.table.count_lookup(num_seen)
-    if not any(starmap(_is_incomplete, zip(requests, missing, strict=True))):
+    if not any(starmap(_has_work_left, zip(requests, missing, strict=True))):
         return missing
-    sizes = np.array([each.size for each in requests], np.int64)
-    search = Incomplete(counters, found.tolist(), split_offsets(sizes))
-    return complete(backend, keys, rows, requests, search, others)
+    return insert_missing(backend, keys, rows, requests, counters, found.tolist(), others)
 
 
-def _is_incomplete(request: LookupRequest, num_missing: int) -> bool:
-    """Whether more is to be done for missing keys than to give zeros, which the search does."""
+def _has_work_left(request: LookupRequest, num_missing: int) -> bool:
+    """Whether missing keys need more than zeros, which the search has written."""
     draws = request.missing == "initial" and bool(request.outputs)
     return num_missing > 0 and (request.insert or draws)
 
 
 def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[LookupRequest]) -> Array:
-    """Begins a lookup and finds the keys that are there; returns the counters of each table."""
+    """Searches the keys of all requests; returns the counters of each table."""
     inserting = [each.table for each in requests if each.insert]
     for table in inserting:
         if table.tiers is not None and table.tiers.is_due:  # no row number is known yet
@@ -341,7 +327,7 @@ def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[Looku
     for table in inserting:
         if table.clock.is_full:
             age(table)
-    # 0 of a lookup that inserts nothing, and notes nothing.
+    # 0 for a lookup that inserts nothing, and marks no key as seen.
     lookup_numbers = [each.table.clock.now + 1 if each.insert else 0 for each in requests]
     counters = new_counters(backend, len(requests))
     launches = _find_launches(keys, rows, requests, lookup_numbers, counters)
@@ -352,10 +338,10 @@ def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[Looku
     return counters
 
 
-def _with_occurrences(
+def _with_key_counts(
     backend: Backend, keys: Array, requests: Sequence[LookupRequest]
 ) -> Sequence[LookupRequest]:
-    """Returns requests that tell tables which count repeats how often each key comes."""
+    """Returns requests with the count of each item's key, for tables that count repeats."""
     counting = [
         i
         for i, each in enumerate(requests)
@@ -363,9 +349,46 @@ def _with_occurrences(
     ]
     if not counting:
         return requests
-    sizes, scores = [each.size for each in requests], [each.caller_scores for each in requests]
-    scores = _occurrences(backend, split(keys, sizes), scores, counting)
-    return [each._replace(caller_scores=its) for each, its in zip(requests, scores, strict=True)]
+    its_keys = split(keys, [each.size for each in requests])
+    item_counts = [requests[i].caller_scores for i in counting]
+    key_counts = _key_counts(backend, [its_keys[i] for i in counting], item_counts)
+    result = [*requests]
+    for i, counts in zip(counting, key_counts, strict=True):
+        result[i] = requests[i]._replace(caller_scores=counts)
+    return result
+
+
+def _key_counts(
+    backend: Backend, keys: Sequence[Array], item_counts: Sequence[Array | None]
+) -> Sequence[Array | None]:
+    """Returns how often the key of each item comes in the batch of its table. It waits once.
+
+    Args:
+      keys: (n,) int64 of each table.
+      item_counts: (n,) uint64 of each table, how often each item counts; None: once.
+
+    Returns:
+      (n,) uint64 of each table, the same for all items of a key; `item_counts` if no key repeats.
+    """
+    sizes = [int(each.size) for each in keys]
+    if not sum(sizes):
+        return item_counts
+    xp, begin = backend.xp, split_offsets(sizes)
+    distinct = dedup(backend, xp.concatenate(keys), begin)
+    if int(distinct.keys.size) == sum(sizes):
+        return item_counts
+    groups = group(backend, distinct.inverse, begin, distinct.starts)
+    first, end = groups.offsets[:-1], groups.offsets[1:]
+    totals = end - first
+    if any(each is not None for each in item_counts):
+        counts = [
+            xp.ones(n, np.int64) if each is None else each.view(np.int64)
+            for n, each in zip(sizes, item_counts, strict=True)
+        ]
+        sums = xp.zeros(sum(sizes) + 1, np.int64)
+        sums[1:] = xp.cumsum(xp.take(xp.concatenate(counts), groups.order))
+        totals = xp.take(sums, end) - xp.take(sums, first)
+    return split(xp.take(totals.astype(np.uint64), distinct.inverse), sizes)
 
 
 def _find_launches(
@@ -375,14 +398,13 @@ def _find_launches(
     lookup_numbers: Sequence[int],
     counters: Array,
 ) -> list[list[Launch]]:
-    """Returns the launches that find the keys of tables, and give the rows of those that are found,
-    for each table.
+    """Returns the launches, for each table, that find its keys and write their rows.
 
     Args:
-      lookup_numbers: number of this lookup for each table; 0: it inserts and notes nothing.
+      lookup_numbers: number of this lookup for each table; 0: no key is marked as seen.
     """
     sizes = [each.size for each in requests]
-    # Scores of the caller's are more than a kernel takes that does both.
+    # The kernel that does both takes no scores of the caller.
     pools_at_once = all(each.caller_scores is None for each in requests)
     launches = []
     for each, its_keys, its_rows, lookup_number, counts in zip(
@@ -403,7 +425,7 @@ def _is_pooled(request: LookupRequest) -> bool:
 def _find_and_pool_launches(
     request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
 ) -> list[Launch]:
-    """Returns a search that pools the rows of keys as they are found, on a CPU."""
+    """Returns a search that pools rows as it finds them, on a CPU."""
     table = request.table
     accesses = table.access_counts() if lookup_number else None
     search = (*table.index.place(), *table.index.seen_arguments(lookup_number, accesses))
@@ -443,55 +465,11 @@ def _find_launches_of(
 
 
 def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:
-    """Returns the rows of a pooled output, and what a kernel takes that pools them."""
-    batch, how = pooling(output)
+    """Returns the number of pooled rows, and the arguments of a kernel that pools them."""
+    batch, how = output.pooling()
     num_items = output.end - output.first
     rows = rows[output.first : output.end]
     return batch, (rows, *how, output.out, counts, num_items, batch)
-
-
-def _occurrences(
-    backend: Backend,
-    keys: Sequence[Array],
-    item_counts: Sequence[Array | None],
-    counting: Sequence[int],
-) -> list[Array | None]:
-    """Returns how often the key of each item comes in the batch of its table. It waits once.
-
-    Args:
-      keys: of each table (n,) int64.
-      item_counts: of each table (n,) uint64, how often each item counts; None: once.
-      counting: numbers of the tables that want to know.
-
-    Returns:
-      `item_counts`, but of those tables (n,) uint64, the same for all items of a key; None: none
-      repeats, and each counts once.
-    """
-    result = list(item_counts)
-    sizes = [int(keys[i].size) for i in counting]
-    if not sum(sizes):
-        return result
-    xp, begin = backend.xp, split_offsets(sizes)
-    distinct = dedup(backend, xp.concatenate([keys[i] for i in counting]), begin)
-    num_distinct = int(distinct.keys.size)
-    if num_distinct == sum(sizes):
-        return result
-    groups = group(backend, distinct.inverse, begin, distinct.starts)
-    first, end = groups.offsets[:-1], groups.offsets[1:]
-    totals = end - first
-    if any(item_counts[i] is not None for i in counting):
-        each = [item_counts[i] for i in counting]
-        counts = [
-            xp.ones(n, np.int64) if c is None else c.view(np.int64)
-            for n, c in zip(sizes, each, strict=True)
-        ]
-        sums = xp.zeros(sum(sizes) + 1, np.int64)
-        sums[1:] = xp.cumsum(xp.take(xp.concatenate(counts), groups.order))
-        totals = xp.take(sums, end) - xp.take(sums, first)
-    of_items = xp.take(totals.astype(np.uint64), distinct.inverse)
-    for i, its in zip(counting, split(of_items, sizes), strict=True):
-        result[i] = its
-    return result
 
 
 # ---------------------------------------------------------------- time
@@ -504,7 +482,7 @@ def count_found(table: TableParts, num_items: int, num_missing: int) -> None:
 
 
 def age(table: TableParts) -> None:
-    """Halves the number of every lookup, so that counting can go on."""
+    """Halves all numbers of lookups, which have reached the largest."""
     with uninterrupted():
         table.clock.halve()  # the one that needs memory
         table.index.age()
@@ -516,7 +494,7 @@ def age(table: TableParts) -> None:
 
 
 def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
-    """Begins a lookup that may insert, and finds keys, which count as seen by it."""
+    """Finds keys and counts them as seen by a new lookup, which may insert."""
     if table.clock.is_full:
         age(table)
     search = table.index.search(keys, table.clock.now + 1, accesses=table.access_counts())
@@ -527,13 +505,13 @@ def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
 
 
 def mark_seen_search(table: TableParts, keys: Array) -> Search:
-    """Returns a search for keys whose rows are to change: they count as seen by the last lookup."""
+    """Returns a search for keys to write to: they count as seen by the last lookup."""
     into = (table.backend.xp.empty(int(keys.size), np.uint32), None)
     return table.index.search(keys, table.clock.now, into=into, refreshes=False)
 
 
 def rebalance(table: TableParts) -> None:
-    """Moves hot rows near (rows/tiers.py). Row numbers handed out before are stale then."""
+    """Moves hot rows near (rows/tiers.py). Row numbers from before are stale then."""
     assert table.tiers is not None
     with uninterrupted():
         moved = table.tiers.rebalance()

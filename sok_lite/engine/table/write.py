@@ -24,7 +24,7 @@ from sok_lite.engine.table.arguments import (
 from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.find import find_and_mark_seen, mark_seen_search
-from sok_lite.engine.table.insert import NewKeys, insert
+from sok_lite.engine.table.insert import NewKeys, insert_keys
 from sok_lite.engine.table.parts import TableParts, checked_num_keys
 
 
@@ -48,10 +48,10 @@ def insert_or_assign(table: TableParts, keys: Any, values: Any, scores: Any = No
 def assign_and_evict(
     table: TableParts, keys: Any, values: Any, scores: Any, evicted: list[Any] | None
 ) -> None:
-    """Does what `insert_or_assign` does, in a change, but for the report of refused keys.
+    """`insert_or_assign` without the report of refused keys, for a call that has the lock.
 
     Args:
-      evicted: grows by what was evicted; None: it is not wanted.
+      evicted: a list that is extended by the evicted keys; None: they are not wanted.
     """
     keys, values = _keys_and_rows(table, keys, values)
     distinct, inverse = unique(table.backend, keys)
@@ -79,8 +79,15 @@ def assign_and_evict(
         return
     at = table.backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
     new_scores = None if distinct_scores is None else distinct_scores[at]
-    new = NewKeys(distinct[at], table.clock.now, new_scores, True, values, last[at])
-    insert(table, new, [write], scoring, evicted)
+    new = NewKeys(
+        *(distinct[at], table.clock.now),
+        scores=new_scores,
+        are_scores=True,
+        values=values,
+        source=last[at],
+        evicted=evicted,
+    )
+    insert_keys(table, new, [write], scoring)
     if distinct_scores is not None:
         table.scores_were_set()
 
@@ -215,7 +222,7 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
     new_keys = dedup(table.backend, keys[put], (0, put.size))
     source = xp.take(put, new_keys.first).astype(np.int32)
     new = NewKeys(new_keys.keys, table.clock.now, values=rows, source=source)
-    insert(table, new, [adding], lambda rows: [])
+    insert_keys(table, new, [adding], lambda rows: [])
     table.report_refused()
 
 
