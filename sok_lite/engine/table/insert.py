@@ -636,7 +636,7 @@ def _with_pending_counts(table: TableParts, new: NewKeys) -> NewKeys:
         return new
     xp = table.backend.xp
     added = np.uint64(1) if new.scores is None else new.scores
-    scores = table.pending.of(new.keys).astype(np.uint64) + added
+    scores = table.pending.counts(new.keys).astype(np.uint64) + added
     scores = xp.where(scores < added, ~np.uint64(0), scores)
     return new._replace(scores=scores, are_scores=False)
 
