@@ -156,7 +156,7 @@ def test_faulthandler_goes_on_with_the_signals_that_it_was_given(tmp_path):
     seen, log = [], tmp_path / "log"
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     with open(log, "w") as file:
-        faulthandler.register(signal.SIGUSR1, file, chain=True)
+        faulthandler.register(signal.SIGUSR1, file, all_threads=False, chain=True)
         try:
             with uninterrupted():
                 signal.raise_signal(signal.SIGUSR1)

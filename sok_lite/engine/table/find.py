@@ -108,32 +108,32 @@ def find_or_insert(
       The table is as it was.
     """
     keys = checked_keys(table, keys)
-    result = _row_numbers(table, keys)
     if scores is None:
         size = int(keys.size)
         request = LookupRequest(table, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
-        look_up(table.backend, keys, result, request)
+        rows, _ = _look_up(keys, request)
     else:
-        _find_or_insert_with_scores(table, keys, scores, result, filter_ratio)
+        rows = _find_or_insert_with_scores(table, keys, scores, filter_ratio)
     table.report_refused()
-    return result
+    return rows
 
 
 def _find_or_insert_with_scores(
-    table: TableParts, keys: Array, scores: Any, result: Array, filter_ratio: float
-) -> None:
-    """Looks up distinct keys, each with the last of its scores."""
+    table: TableParts, keys: Array, scores: Any, filter_ratio: float
+) -> Array:
+    """Looks up distinct keys, each with the last of its scores; returns the rows of all keys."""
     backend, n = table.backend, int(keys.size)
+    result = backend.xp.empty(n, np.uint32)
     scores = checked_scores(table, keys, scores)
     distinct, inverse = unique(backend, keys)
     size = int(distinct.size)
     last_scores = backend.xp.take(scores, last_of_each(backend, inverse, size))
-    rows = _row_numbers(table, distinct)
     request = LookupRequest(
         table, size, filter_ratio=filter_ratio, unique_keys=True, caller_scores=last_scores
     )
-    look_up(backend, distinct, rows, request)
+    rows, _ = _look_up(distinct, request)
     backend.launch("dense_gather_u32", n, rows, 1, inverse, result, n)
+    return result
 
 
 @changing
@@ -171,43 +171,33 @@ def lookup(
     if missing not in ("initial", "zeros"):
         raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
     keys = checked_keys(table, keys)
-    whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
     item_counts = None if counts is None else checked_counts(table, keys, counts)
-    rows = _row_numbers(table, keys)
-    request = LookupRequest(
-        table,
-        whole.end,
-        [whole],
+    request = _row_request(
+        *(table, keys, out),
         insert=insert,
         missing=missing,
         filter_ratio=filter_ratio,
         unique_keys=unique_keys,
         caller_scores=item_counts,
     )
-    num_without_row = look_up(table.backend, keys, rows, request)
+    rows, num_without_row = _look_up(keys, request)
     table.report_refused()
-    return Lookup(whole.out, rows, num_without_row)
+    return Lookup(request.outputs[0].out, rows, num_without_row)
 
 
 def continue_lookup(
     table: TableParts, keys: Array, out: Array, begun: tuple[Array, Array], missing: str
 ) -> None:
-    """Ends a lookup that inserts, whose search native code has made.
+    """Ends a `lookup` that inserts, whose search native code has made.
 
     Args:
-      keys: (n,) int64.
       out: (n, dim) of the storage dtype, C-contiguous; it has the rows that were found.
       begun: the counters (1, len(Count)) of the search, see `look_up_batch`, and the row numbers
         (n,) uint32.
-      missing: as of `lookup`.
-
-    Raises:
-      As `lookup`.
     """
     counters, rows = begun
     keys = checked_keys(table, keys)
-    whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
-    request = LookupRequest(table, whole.end, [whole], missing=missing)
+    request = _row_request(table, keys, out, missing=missing)
 
     def found() -> None:
         look_up_batch(table.backend, keys, rows, [request], begun=counters)
@@ -220,32 +210,33 @@ def continue_lookup(
 def lookup_and_evict(
     table: TableParts, keys: Any, *, unique_keys: bool = False, out: Array | None = None
 ) -> tuple[Array, Evicted]:
-    """Does what `lookup` does and returns, beside the rows, what was evicted for new keys.
-
-    Returns:
-      ((n, dim) of the storage dtype, the evicted entries in no order).
-    """
+    """Looks up as `lookup` does; returns the rows (n, dim) and the evicted entries, in no order."""
     keys = checked_keys(table, keys)
-    out = table.store.output(int(keys.size), out=out)
     evicted: list[Evicted] = []
-    rows, whole = _row_numbers(table, keys), Output(out, 0, int(keys.size))
-    request = LookupRequest(table, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
-    look_up(table.backend, keys, rows, request)
+    request = _row_request(table, keys, out, unique_keys=unique_keys, evicted=evicted)
+    _look_up(keys, request)
     table.report_refused(evicted)
-    return out, gather_evicted(table, evicted)
+    return request.outputs[0].out, gather_evicted(table, evicted)
 
 
-def _row_numbers(table: TableParts, keys: Array) -> Array:
-    """Allocates memory for the row numbers of keys."""
-    return table.backend.xp.empty(keys.size, np.uint32)
+def _row_request(
+    table: TableParts, keys: Array, out: Array | None, **options: Any
+) -> LookupRequest:
+    """Returns the request for the rows of all keys, to write into `out`; None: a new array."""
+    size = int(keys.size)
+    return LookupRequest(
+        table, size, [Output(table.store.output(size, out=out), 0, size)], **options
+    )
+
+
+def _look_up(keys: Array, request: LookupRequest) -> tuple[Array, int]:
+    """Looks up keys in one table; returns row numbers, and how many keys have no row."""
+    backend = request.table.backend
+    rows = backend.xp.empty(request.size, np.uint32)
+    return rows, look_up_batch(backend, keys, rows, [request])[0]
 
 
 # ---------------------------------------------------------------- several tables at once
-
-
-def look_up(backend: Backend, keys: Array, rows: Array, request: LookupRequest) -> int:
-    """`look_up_batch` for one table."""
-    return look_up_batch(backend, keys, rows, [request])[0]
 
 
 def look_up_batch(
@@ -277,39 +268,27 @@ def look_up_batch(
       WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
     """
     with uninterrupted():
-        return _look_up(backend, keys, rows, requests, others, begun, is_lookup)
-
-
-def _look_up(
-    backend: Backend,
-    keys: Array,
-    rows: Array,
-    requests: Sequence[LookupRequest],
-    others: Sequence[Sequence[Launch]],
-    begun: Array | None,
-    is_lookup: bool,
-) -> list[int]:
-    if begun is None:
-        requests = _with_key_counts(backend, keys, requests)
-        counters = _search(backend, keys, rows, requests)
-        found = backend.to_host(counters)
-    else:
-        counters, found = backend.from_host(begun), begun
-    missing, seen, wrong_splits = found[:, : Count.WRONG_SPLITS + 1].T.tolist()
-    if any(wrong_splits):
-        raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
-    if is_lookup:
-        for request, num_missing in zip(requests, missing, strict=True):
-            if num_missing:
-                count_found(request.table, request.size, num_missing)
-            else:
-                request.table.counters.found += request.size
-    for request, num_missing, num_seen in zip(requests, missing, seen, strict=True):
-        if request.insert and not num_missing and not request.table.keeps_every_key:
-            request.table.count_lookup(num_seen)
-    if not any(starmap(_has_work_left, zip(requests, missing, strict=True))):
-        return missing
-    return insert_missing(backend, keys, rows, requests, counters, found.tolist(), others)
+        if begun is None:
+            requests = _with_key_counts(backend, keys, requests)
+            counters = _search(backend, keys, rows, requests)
+            found = backend.to_host(counters)
+        else:
+            counters, found = backend.from_host(begun), begun
+        missing, seen, wrong_splits = found[:, : Count.WRONG_SPLITS + 1].T.tolist()
+        if any(wrong_splits):
+            raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
+        if is_lookup:
+            for request, num_missing in zip(requests, missing, strict=True):
+                if num_missing:
+                    count_found(request.table, request.size, num_missing)
+                else:
+                    request.table.counters.found += request.size
+        for request, num_missing, num_seen in zip(requests, missing, seen, strict=True):
+            if request.insert and not num_missing and not request.table.keeps_every_key:
+                request.table.count_lookup(num_seen)
+        if not any(starmap(_has_work_left, zip(requests, missing, strict=True))):
+            return missing
+        return insert_missing(backend, keys, rows, requests, counters, found.tolist(), others)
 
 
 def _has_work_left(request: LookupRequest, num_missing: int) -> bool:
@@ -327,15 +306,79 @@ def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[Looku
     for table in inserting:
         if table.clock.is_full:
             age(table)
-    # 0 for a lookup that inserts nothing, and marks no key as seen.
-    lookup_numbers = [each.table.clock.now + 1 if each.insert else 0 for each in requests]
-    counters = new_counters(backend, len(requests))
-    launches = _find_launches(keys, rows, requests, lookup_numbers, counters)
+    counters, sizes = new_counters(backend, len(requests)), [each.size for each in requests]
+    # The kernel that pools as it finds takes no scores of the caller.
+    pools_at_once = backend.name == "cpu" and all(each.caller_scores is None for each in requests)
+    launches = []
+    for each, *arrays in zip(
+        requests, split(keys, sizes), split(rows, sizes), counters, strict=True
+    ):
+        # 0: the lookup inserts nothing, and marks no key as seen.
+        lookup_number = each.table.clock.now + 1 if each.insert else 0
+        find = _find_and_pool_launches if pools_at_once and _is_pooled(each) else _find_launches
+        launches.append(find(each, lookup_number, *arrays))
     if not Clock.tick_alike([table.clock for table in inserting]):
         for table in inserting:
             table.clock.tick()
     launch_all(*launches)
     return counters
+
+
+def _is_pooled(request: LookupRequest) -> bool:
+    return bool(request.outputs) and request.outputs[0].row_splits is not None
+
+
+def _find_and_pool_launches(
+    request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
+) -> list[Launch]:
+    """Returns a search that pools rows as it finds them, on a CPU."""
+    table = request.table
+    accesses = table.access_counts() if lookup_number else None
+    search = (*table.index.place(), *table.index.seen_arguments(lookup_number, accesses))
+    launches = []
+    for output in request.outputs:
+        batch, arguments = _pooled(output, rows, counts)
+        its_keys = keys[output.first : output.end]
+        of_rows = (*search, its_keys, *table.store.place(), *arguments)
+        launches.append(table.backend.prepared("find_and_pool", batch, *of_rows))
+    return launches
+
+
+def _find_launches(
+    request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
+) -> list[Launch]:
+    table, outputs, is_pooled = request.table, request.outputs, _is_pooled(request)
+    backend = table.backend
+    accesses = table.access_counts() if lookup_number else None
+    copying = None
+    if outputs and not is_pooled:
+        gives_zeros = not request.insert and request.missing == "zeros"
+        if gives_zeros and backend.name != "cpu":
+            outputs[0].out.fill(0)  # a kernel has no registers for it
+        copying = table.store.copying(outputs[0].out, gives_zeros)
+    launches = [
+        table.index.search(
+            keys, lookup_number, request.caller_scores, accesses, copying, (rows, counts)
+        ).launch
+    ]
+    if is_pooled:
+        *where, _ = table.store.place()
+        kernel = f"pool_{table.row_dtype.suffix}"
+        for output in outputs:
+            batch, arguments = _pooled(output, rows, counts)
+            launches.append(backend.prepared(kernel, batch, *where, *arguments, 0))
+    return launches
+
+
+def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:
+    """Returns the number of pooled rows, and the arguments of a kernel that pools them."""
+    batch, how = output.pooling()
+    num_items = output.end - output.first
+    rows = rows[output.first : output.end]
+    return batch, (rows, *how, output.out, counts, num_items, batch)
+
+
+# ---------------------------------------------------------------- counts of repeated keys
 
 
 def _with_key_counts(
@@ -389,87 +432,6 @@ def _key_counts(
         sums[1:] = xp.cumsum(xp.take(xp.concatenate(counts), groups.order))
         totals = xp.take(sums, end) - xp.take(sums, first)
     return split(xp.take(totals.astype(np.uint64), distinct.inverse), sizes)
-
-
-def _find_launches(
-    keys: Array,
-    rows: Array,
-    requests: Sequence[LookupRequest],
-    lookup_numbers: Sequence[int],
-    counters: Array,
-) -> list[list[Launch]]:
-    """Returns the launches, for each table, that find its keys and write their rows.
-
-    Args:
-      lookup_numbers: number of this lookup for each table; 0: no key is marked as seen.
-    """
-    sizes = [each.size for each in requests]
-    # The kernel that does both takes no scores of the caller.
-    pools_at_once = all(each.caller_scores is None for each in requests)
-    launches = []
-    for each, its_keys, its_rows, lookup_number, counts in zip(
-        requests, split(keys, sizes), split(rows, sizes), lookup_numbers, counters, strict=True
-    ):
-        arrays = (its_keys, its_rows, counts)
-        if pools_at_once and each.table.backend.name == "cpu" and _is_pooled(each):
-            launches.append(_find_and_pool_launches(each, lookup_number, *arrays))
-        else:
-            launches.append(_find_launches_of(each, lookup_number, *arrays))
-    return launches
-
-
-def _is_pooled(request: LookupRequest) -> bool:
-    return bool(request.outputs) and request.outputs[0].row_splits is not None
-
-
-def _find_and_pool_launches(
-    request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
-) -> list[Launch]:
-    """Returns a search that pools rows as it finds them, on a CPU."""
-    table = request.table
-    accesses = table.access_counts() if lookup_number else None
-    search = (*table.index.place(), *table.index.seen_arguments(lookup_number, accesses))
-    launches = []
-    for output in request.outputs:
-        batch, arguments = _pooled(output, rows, counts)
-        its_keys = keys[output.first : output.end]
-        of_rows = (*search, its_keys, *table.store.place(), *arguments)
-        launches.append(table.backend.prepared("find_and_pool", batch, *of_rows))
-    return launches
-
-
-def _find_launches_of(
-    request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
-) -> list[Launch]:
-    table, outputs, is_pooled = request.table, request.outputs, _is_pooled(request)
-    backend = table.backend
-    accesses = table.access_counts() if lookup_number else None
-    copying = None
-    if outputs and not is_pooled:
-        gives_zeros = not request.insert and request.missing == "zeros"
-        if gives_zeros and backend.name != "cpu":
-            outputs[0].out.fill(0)  # a kernel has no registers for it
-        copying = table.store.copying(outputs[0].out, gives_zeros)
-    launches = [
-        table.index.search(
-            keys, lookup_number, request.caller_scores, accesses, copying, (rows, counts)
-        ).launch
-    ]
-    if is_pooled:
-        *where, _ = table.store.place()
-        kernel = f"pool_{table.row_dtype.suffix}"
-        for output in outputs:
-            batch, arguments = _pooled(output, rows, counts)
-            launches.append(backend.prepared(kernel, batch, *where, *arguments, 0))
-    return launches
-
-
-def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:
-    """Returns the number of pooled rows, and the arguments of a kernel that pools them."""
-    batch, how = output.pooling()
-    num_items = output.end - output.first
-    rows = rows[output.first : output.end]
-    return batch, (rows, *how, output.out, counts, num_items, batch)
 
 
 # ---------------------------------------------------------------- time

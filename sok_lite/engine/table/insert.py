@@ -25,6 +25,7 @@ Where an "hbm" table has room and admits every key, its index removes duplicates
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,51 +152,45 @@ def insert_missing(
     return num_missing
 
 
+@dataclass
 class _MissingKeys:
     """The distinct missing keys of one request, through steps 1 to 3.
 
-    Args:
+    Attributes:
       rows: (request.size,) uint32, row numbers of the items of the request.
       inverse: (request.size,) int32, which of the missing keys each item has, counted from `first`;
         -1: it was found.
       keys: (u,) int64.
-      counters: (len(Count),) int64, of its table.
-
-    Attributes:
+      counters: (len(Count),) int64, of the table.
       num_seen: how many keys the search has found.
+      caller_scores: (u,) uint64, later (k,), scores or increments of the caller's; None: none.
       values: (u, dim) storage, the results of keys that get no row; None: zeros, or all get one.
       are_drawn: whether `values` are drawn before it is known which keys get a row.
-      caller_scores: (u,) uint64, later (k,), scores or increments of the caller's; None: none.
-      admitted: (k,) int64, the keys that may get a row.
-      source: (k,) int32, which of `keys` each of them is; None: all are admitted.
-      admitted_index: (u,) int32, which of the admitted each key is; None: all are admitted.
+      admitted: (k,) int64, the keys that may get a row; None: all, and so are the next two.
+      admitted_index: (u,) int32, which of the admitted each key is.
+      source: (k,) int32, which of `keys` each admitted one is.
       counted_keys: new pending counts, which the insertion stores; None: none.
       num_first: how many of those were not counted before.
     """
 
-    def __init__(
-        self,
-        request: LookupRequest,
-        rows: Array,
-        inverse: Array,
-        first: int,
-        keys: Array,
-        counters: Array,
-    ) -> None:
-        self.request, self.rows, self.counters = request, rows, counters
-        self.inverse, self.first, self.keys = inverse, first, keys
-        self.values: Array | None = None
-        self.are_drawn = False
-        self.caller_scores: Array | None = None
-        self.admitted = keys
-        self.source: Array | None = None
-        self.admitted_index: Array | None = None
-        self.counted_keys: CountedKeys | None = None
-        self.num_first = self.num_seen = 0
+    request: LookupRequest
+    rows: Array
+    inverse: Array
+    first: int
+    keys: Array
+    counters: Array
+    num_seen: int = 0
+    caller_scores: Array | None = None
+    values: Array | None = None
+    are_drawn: bool = False
+    admitted: Array | None = None
+    admitted_index: Array | None = None
+    source: Array | None = None
+    counted_keys: CountedKeys | None = None
+    num_first: int = 0
 
     def draw_launches(self) -> list[Launch]:
-        """Returns the launches that write `values`, where they are wanted and may be of many
-        keys."""
+        """Allocates `values` where keys may get no row; returns the launches that write them."""
         request, table = self.request, self.request.table
         if request.missing != "initial" or not request.outputs:
             return []
@@ -211,8 +206,9 @@ class _MissingKeys:
     def new_insertion(self) -> "Insertion":
         """Makes room for the admitted keys; returns their insertion."""
         request, table = self.request, self.request.table
+        keys = self.keys if self.admitted is None else self.admitted
         new = NewKeys(
-            self.admitted,
+            keys,
             table.clock.now,
             scores=self.caller_scores,
             values=self.values if self.are_drawn else None,
@@ -221,7 +217,7 @@ class _MissingKeys:
             are_updated=request.then is not None,
             evicted=request.evicted,
             num_seen=self.num_seen,
-            num_turned_away=int(self.keys.size - self.admitted.size),
+            num_turned_away=int(self.keys.size - keys.size),
             num_first=self.num_first,
         )
         before: list[Launch] = []
@@ -289,12 +285,11 @@ def _dedup_missing(
     missing = {}
     for i in tables:
         its = (its_rows[i], its_inverse[i], starts[i], its_keys[i], counters[i])
-        missing[i] = each = _MissingKeys(requests[i], *its)
-        each.num_seen = counted[i][Count.SEEN]
+        missing[i] = _MissingKeys(requests[i], *its, num_seen=counted[i][Count.SEEN])
         caller_scores = requests[i].caller_scores
         if caller_scores is not None:
             items = distinct.first[starts[i] : starts[i + 1]] - np.int32(begin[i])
-            each.caller_scores = backend.xp.take(caller_scores, items)
+            missing[i].caller_scores = backend.xp.take(caller_scores, items)
     return missing
 
 
@@ -328,7 +323,7 @@ def _admit(backend: Backend, counters: Array, missing: dict[int, _MissingKeys]) 
         each.admitted_index = xp.empty(n, np.int32)
         lists = (each.admitted_index, each.admitted, each.source)
         arguments = (each.keys, its_mask, its_sums, before, *lists, n)
-        listing.append([backend.prepared("admission_list", n, *arguments)])
+        listing.append([each.request.table.backend.prepared("admission_list", n, *arguments)])
         before += count
     launch_all(*listing)
     for each in choosing.values():
@@ -383,11 +378,13 @@ class Insertion:
     Attributes:
       reserves: whether keys still need slots before they get rows.
       has_slots: whether they have such slots, which `release_slots` gives back.
+      needs_counts: whether keys may be left without a row, so that kernels' counts are needed.
       rows: (n,) uint32, gets the rows of the keys.
     """
 
     reserves = True
     has_slots = False
+    needs_counts = False
     _placed: Any  # the slots of the keys
 
     def __init__(
@@ -412,11 +409,7 @@ class Insertion:
         raise NotImplementedError
 
     def check_slots(self, counted: list[int]) -> None:
-        """Ends step 4 if all keys have slots. Else gives the slots back, and the index another size
-        or seed.
-
-        Args:
-          counted: what kernels have counted.
+        """Ends step 4 if all keys have slots. Else releases them, and grows or reseeds the index.
 
         Raises:
           MemoryError: no memory for another index; it is as it was.
@@ -430,7 +423,10 @@ class Insertion:
         self._change_index()
 
     def _change_index(self) -> None:
-        raise NotImplementedError
+        if self._has_new_seed:
+            raise self._index.error_of_chosen_keys()
+        self._has_new_seed = True
+        self._index.take_new_seed()
 
     def release_slots(self) -> None:
         """Gives back slots that keys have. It needs no memory."""
@@ -450,17 +446,8 @@ class Insertion:
         where = (table.backend, table.store, self.rows, new.keys, table.table_seed)
         return table.initializer.fill_launch(*where, new.refused_values)
 
-    @property
-    def needs_counts(self) -> bool:
-        """Whether some keys may be left without a row, so that what kernels count is needed."""
-        return False
-
     def settle(self, counted: list[int]) -> None:
-        """Updates the counters of a table all of whose new keys have got rows.
-
-        Args:
-          counted: what kernels have counted, if `needs_counts`.
-        """
+        """Updates the counters of a table all of whose new keys have got rows."""
         self._table.store.take(self._claim)
         self._index.record.size += self._n
         self._table.counters.inserted += self._n
@@ -477,18 +464,10 @@ class DetInsertion(Insertion):
         self._placed = self._table.backend.xp.empty(self._n, np.int64)
 
     def reserve_launch(self) -> Launch:
-        num_refused = counter(self._counters, Count.REFUSED)
-        new = self._new
-        launch: Launch = self._index.reserve_launch(
-            new.keys, new.lookup_number, self._placed, num_refused
-        )
+        refused = counter(self._counters, Count.REFUSED)
+        where = (self._new.keys, self._new.lookup_number, self._placed, refused)
+        launch: Launch = self._index.reserve_launch(*where)
         return launch
-
-    def _change_index(self) -> None:
-        if self._has_new_seed:
-            raise self._index.error_of_chosen_keys()
-        self._has_new_seed = True
-        self._index.take_new_seed()
 
     def commit_launches(self) -> list[Launch]:
         return [
@@ -506,6 +485,7 @@ class HkvInsertion(Insertion):
     def __init__(self, table: TableParts, new: NewKeys, *args: Any) -> None:
         super().__init__(table, _with_pending_counts(table, new), *args)
         self._placed = self._index.unplaced(self._n)
+        self.needs_counts = new.num_turned_away > 0 or table.pending is not None
         self._evicts = False
         self._choose_eviction()
 
@@ -516,6 +496,7 @@ class HkvInsertion(Insertion):
         self._evicts = self._index.is_full_size and not is_sparse
         self.reserves = not self._evicts
         if self._evicts:
+            self.needs_counts = True
             self.rows = self._table.backend.xp.empty(self._n, np.uint32)
 
     def reserve_launch(self) -> Launch:
@@ -588,11 +569,6 @@ class HkvInsertion(Insertion):
             )
             for state in table.store.state_names
         ]
-
-    @property
-    def needs_counts(self) -> bool:
-        turned_away = self._new.num_turned_away > 0
-        return self._evicts or turned_away or self._table.pending is not None
 
     def settle(self, counted: list[int]) -> None:
         table, new = self._table, self._new
@@ -723,54 +699,43 @@ def gather_evicted(table: TableParts, parts: list[Evicted]) -> Evicted:
 
 
 class ItemInsertion:
-    """Inserts the items of a lookup in an "hbm" table, whose index removes duplicates itself.
-
-    Room is made for as many keys as there are items without a row.
+    """The insertion of missing items into an "hbm" table, whose index removes duplicates itself.
 
     Args:
       items: `keys`, `rows` and `inverse` are of all items of the lookup.
-      most: how many of them are missing.
+      num_missing: how many of them are missing: room is made for as many keys.
+
+    Attributes:
+      taken: (n,) uint32, gets the row of one item of each new key, NO_ROW of the others.
     """
 
-    def __init__(self, items: _MissingKeys, most: int) -> None:
-        self._table: TableParts = items.request.table
-        self._index: Any = self._table.index
-        self._items = items
-        xp, n = self._table.backend.xp, int(items.keys.size)
-        self._claim: Claim = self._table.make_room(most)
-        self._placed, self._taken = xp.empty(n, np.int64), xp.empty(n, np.uint32)
+    def __init__(self, items: _MissingKeys, num_missing: int) -> None:
+        self.items, self.table = items, items.request.table
+        self.index: Any = self.table.index
+        xp, n = self.table.backend.xp, int(items.keys.size)
+        self.claim: Claim = self.table.make_room(num_missing)
+        self.placed, self.taken = xp.empty(n, np.int64), xp.empty(n, np.uint32)
 
     def launches(self) -> list[Launch]:
         """Returns the launches of step 5."""
-        table, items, store = self._table, self._items, self._table.store
-        first = (table.backend, store, self._taken, items.keys, table.table_seed)
+        table, items, store = self.table, self.items, self.table.store
+        first = (table.backend, store, self.taken, items.keys, table.table_seed)
         return [
-            *self._index.insert_items_launches(
-                *(items.keys, items.rows, table.clock.now, self._claim),
-                (self._placed, items.inverse, self._taken),
+            *self.index.insert_items_launches(
+                *(items.keys, items.rows, table.clock.now, self.claim),
+                (self.placed, items.inverse, self.taken),
                 counter(items.counters, Count.REFUSED, Count.USED),
             ),
             table.initializer.fill_launch(*first),
-            *(store.fill_launch(state, self._taken) for state in store.states_with_values),
+            *(store.fill_launch(state, self.taken) for state in store.states_with_values),
             *items.result_launches(items.rows),
         ]
 
-    def settle(self, counted: list[int]) -> None:
-        """Updates the counters of the table."""
-        used = counted[Count.USED]
-        self._table.store.take(self._claim, used)
-        self._index.record.size += used
-        self._table.counters.inserted += used
-
-    def take_back(self) -> None:
-        """Undoes what the kernels have done to the index. It needs no memory."""
-        self._index.take_back(self._items.keys, self._placed, self._taken)
-
-    def clear_results(self) -> None:
-        """Clears the results of what was undone, so that another insertion gives them."""
-        items = self._items
-        items.rows[items.inverse >= 0] = NO_ROW
-        items.counters[Count.REFUSED : Count.USED + 1] = 0
+    def settle(self, num_new: int) -> None:
+        """Updates the counters of the table by its new keys."""
+        self.table.store.take(self.claim, num_new)
+        self.index.record.size += num_new
+        self.table.counters.inserted += num_new
 
 
 def _insert_items(
@@ -781,11 +746,8 @@ def _insert_items(
     counters: Array,
     num_missing: Sequence[int],
 ) -> bool:
-    """Inserts missing keys without dedup.
-
-    Returns:
-      Whether it did. If keys of one table found no slot, all are as they were.
-    """
+    """Inserts missing keys without dedup; returns whether it did. If keys of one table found no
+    slot, all tables are as they were."""
     sizes = [each.size for each in requests]
     inverse = backend.xp.empty(int(keys.size), np.int32)
     its_keys, its_rows, its_inverse = (split(each, sizes) for each in (keys, rows, inverse))
@@ -798,12 +760,13 @@ def _insert_items(
     counted = backend.to_host(counters).tolist()
     if not any(counted[i][Count.REFUSED] for i in insertions):
         for i, each in insertions.items():
-            each.settle(counted[i])
+            each.settle(counted[i][Count.USED])
         return True
     for each in insertions.values():  # of all tables, before anything needs memory
-        each.take_back()
+        each.index.take_back(each.items.keys, each.placed, each.taken)
     for each in insertions.values():
-        each.clear_results()
+        each.items.rows[each.items.inverse >= 0] = NO_ROW
+        each.items.counters[Count.REFUSED : Count.USED + 1] = 0
     return False
 
 
