@@ -315,8 +315,8 @@ def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[Looku
     ):
         # 0: the lookup inserts nothing, and marks no key as seen.
         lookup_number = each.table.clock.now + 1 if each.insert else 0
-        find = _find_and_pool_launches if pools_at_once and _is_pooled(each) else _find_launches
-        launches.append(find(each, lookup_number, *arrays))
+        prepare = _find_and_pool_launches if pools_at_once and _is_pooled(each) else _find_launches
+        launches.append(prepare(each, lookup_number, *arrays))
     if not Clock.tick_alike([table.clock for table in inserting]):
         for table in inserting:
             table.clock.tick()
