@@ -63,7 +63,7 @@ class Exclusive:
     def __init__(self, backend: Backend | None = None) -> None:
         self.record = new_record()
         self.lock = threading.RLock() if backend is None else backend.new_lock(self.record)
-        # Only who has `lock` looks at these.
+        # Only the thread that holds `lock` uses these.
         self._call = _NO_CALL  # the last one
         self.num_changes = 0
         self._unusable: str | None = None
@@ -224,8 +224,7 @@ def holding_since(tables: Sequence[Exclusive], change: object, function: Callabl
     """`holding` for a function that takes whether no table has changed since an earlier call.
 
     Args:
-      change: the result of `last_change` within that call of `holding`, for the same tables in the
-        same order.
+      change: the result of `last_change` in that call, for the same tables in the same order.
     """
 
     def since() -> R:
