@@ -490,8 +490,8 @@ class HkvInsertion(Insertion):
         self._choose_eviction()
 
     def _choose_eviction(self) -> None:
-        """Evicts at full size. In a sparse index two full buckets are no chance: it tries another
-        seed first."""
+        """Evicts at full size, unless the index is sparse: full buckets are then no accident, and
+        another seed is tried first."""
         is_sparse = self._index.is_sparse(self._n) and not self._has_new_seed
         self._evicts = self._index.is_full_size and not is_sparse
         self.reserves = not self._evicts
