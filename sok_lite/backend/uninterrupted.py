@@ -1,17 +1,25 @@
-"""Holds signals back for the length of a change, so that Ctrl-C cuts none in two."""
+"""Defers signals for the length of a change, so that Ctrl-C cuts none in two."""
 
+# The functions of `signal` without its enums, whose conversions take most of the time there.
+import _signal  # type: ignore[import-not-found]
+import ctypes
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 # Those whose handlers programs let raise.
-_SIGNALS: list[signal.Signals] = [
-    getattr(signal, name)
+_SIGNALS: list[int] = [
+    int(getattr(signal, name))
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
+
+# Python's handler in C, or another that a library such as faulthandler has put before it, and flags
+# as `signal.siginterrupt` sets them: `signal.signal` resets all of it.
+_Action = ctypes.c_char * 512  # larger than a `struct sigaction`
+_sigaction = ctypes.PyDLL(None).sigaction
 
 
 class _Uninterrupted:
@@ -24,7 +32,7 @@ class _Uninterrupted:
         # Only the main thread looks at these.
         self._depth = 0
         self._thread = 0  # which was the main thread when the outermost block began
-        self._handlers: dict[int, Any] = {}
+        self._deferred: dict[int, tuple[Any, Any]] = {}  # handlers in Python and in C
         self._caught: dict[int, FrameType | None] = {}
 
     def __enter__(self) -> None:
@@ -35,21 +43,15 @@ class _Uninterrupted:
             self._thread = thread
             try:
                 for number in _SIGNALS:
-                    handler = signal.getsignal(number)
-                    if callable(handler) and handler != self._hold:  # else no Python runs
-                        self._handlers[number] = handler
-                        signal.signal(number, self._hold)
-            except BaseException:  # of a handler that is not held back yet
+                    handler = _signal.getsignal(number)
+                    if callable(handler) and handler != self._catch:  # else no Python runs
+                        self._defer(number, handler)
+            except BaseException:  # of a handler that is not deferred yet
                 self._restore()
                 raise
         self._depth += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if threading.get_ident() != threading.main_thread().ident:
             return
         self._depth -= 1
@@ -62,17 +64,26 @@ class _Uninterrupted:
             self._deliver()
 
     def after_fork_in_child(self) -> None:
-        """Gives handlers back where another thread has forked: the block ends in the parent."""
+        """Restores the handlers where another thread has forked: the block ends in the parent."""
         if self._depth and threading.get_ident() != self._thread:
             self._depth, self._caught = 0, {}
             self._restore()
 
-    def _restore(self) -> None:
-        for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._hold:  # the change may have set another
-                signal.signal(number, handler)
+    def _defer(self, number: int, handler: Any) -> None:
+        action = _Action()
+        _sigaction(number, None, action)
+        self._deferred[number] = handler, action
+        _signal.signal(number, self._catch)
+        _sigaction(number, action, None)
 
-    def _hold(self, number: int, frame: FrameType | None) -> None:
+    def _restore(self) -> None:
+        for number, (handler, action) in self._deferred.items():
+            if _signal.getsignal(number) == self._catch:  # the change may have set another
+                _signal.signal(number, handler)
+            if _signal.getsignal(number) == handler:
+                _sigaction(number, action, None)
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
         self._caught.setdefault(number, frame)  # once, as the system does with one that is pending
 
     def _deliver(self) -> None:

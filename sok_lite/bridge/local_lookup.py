@@ -24,7 +24,7 @@ from sok_lite.bridge.serving.mode import dispatch_lookup, is_exporting
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.counters import Count
-from sok_lite.engine.table.find import go_on
+from sok_lite.engine.table.find import continue_lookup
 from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan
 
@@ -86,7 +86,7 @@ def _build_lookup(
         rows = outputs.empty(0, (*keys.shape, dim)).reshape(-1, dim)
         begun = outputs.begun((1, len(Count)), int(keys.size), table.backend)
         if begun is not None:
-            go_on(table, keys.reshape(-1), rows, begun, missing)
+            continue_lookup(table, keys.reshape(-1), rows, begun, missing)
             return
         counted = {"counts": counts[0].reshape(-1)} if counts and insert else {}
         table.lookup(keys.reshape(-1), out=rows, insert=insert, missing=missing, **counted)

@@ -1,6 +1,8 @@
 """Ctrl-C and other signals wait for the end of a block, whatever handlers they have."""
 
 import asyncio
+import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -113,6 +115,58 @@ def test_other_threads_neither_hold_it_back_nor_give_it_up():
         thread.join()
         done.append("still held back")
     assert done
+
+
+class Action(ctypes.Structure):
+    """`struct sigaction` of Linux, whose mask keeps some words that nobody writes."""
+
+    _fields_ = (
+        *[("handler", ctypes.c_void_p), ("mask", ctypes.c_uint64), ("_", ctypes.c_uint64 * 15)],
+        *[("flags", ctypes.c_int), ("restorer", ctypes.c_void_p), ("_end", ctypes.c_char * 256)],
+    )
+
+
+def system_action(number):
+    action = Action()
+    assert ctypes.CDLL(None).sigaction(int(number), None, ctypes.byref(action)) == 0
+    return action.handler, action.mask, action.flags
+
+
+def test_system_calls_go_on_after_a_signal_as_the_program_has_asked():
+    """`siginterrupt` sets SA_RESTART, which `signal.signal` clears."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        interrupts = system_action(signal.SIGALRM)
+        signal.siginterrupt(signal.SIGALRM, False)
+        restarts = system_action(signal.SIGALRM)
+        assert restarts != interrupts
+        with uninterrupted():
+            assert system_action(signal.SIGALRM) == restarts
+        assert system_action(signal.SIGALRM) == restarts
+        signal.siginterrupt(signal.SIGALRM, True)
+        with uninterrupted():
+            assert system_action(signal.SIGALRM) == interrupts
+        assert system_action(signal.SIGALRM) == interrupts
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_faulthandler_goes_on_with_the_signals_that_it_was_given(tmp_path):
+    """It prints in a handler in C, which calls that of Python (`chain=True`)."""
+    seen, log = [], tmp_path / "log"
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    with open(log, "w") as file:
+        faulthandler.register(signal.SIGUSR1, file, all_threads=False, chain=True)
+        try:
+            with uninterrupted():
+                signal.raise_signal(signal.SIGUSR1)
+                assert seen == [] and log.read_text().count("most recent call first") == 1
+            assert seen == [signal.SIGUSR1]
+            signal.raise_signal(signal.SIGUSR1)
+            assert log.read_text().count("most recent call first") == 2 and len(seen) == 2
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, before)
 
 
 def test_where_ctrl_c_ends_the_process_it_does():

@@ -12,7 +12,7 @@ from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
 
-# Pending counts stay at it, as in kernels/admission.cu: above every threshold.
+# Pending counts saturate here, above every threshold, as in kernels/admission.cu.
 MOST_SIGHTINGS = (1 << 30) + 1
 
 
@@ -25,19 +25,19 @@ def draw_launch(
     drawn: Array,
     count: Array | None = None,
 ) -> Launch:
-    """Returns the launch that draws keys with chance `ratio`.
+    """Returns the launch that draws keys at random, each with chance `ratio`.
 
-    The draw is a function of the table, the number of the lookup and the key: the same on every
-    backend, and another one when the key is next seen.
+    The draw depends on table, number of the lookup and key: it is the same on every backend, and
+    another one when the key is next seen.
 
     Args:
       keys: (n,) int64.
       drawn: (n,) uint8, gets 1 for each key that is drawn, else 0.
-      count: (1,) int64, grows by the keys that are; None: it is not wanted.
+      count: (1,) int64, grows by the keys that are; None: not counted.
     """
     salt = np.array([table_seed ^ (lookup * 0x9E3779B97F4A7C15 & 0x7FFFFFFFFFFFFFFF)], np.int64)
     salt_hash = int(hash_keys(salt).view(np.int64)[0])
-    # 53 bits of a hash are as good as a double from 0 to 1, and exact in both.
+    # Compares 53 bits of a hash, which a double holds exactly.
     limit = math.ceil(ratio * 2.0**53)
     n = int(keys.size)
     return backend.prepared("admission_draw", n, keys, salt_hash, limit, drawn, count, n)
@@ -49,8 +49,8 @@ class CountedKeys(NamedTuple):
     Attributes:
       keys: (n,) int64.
       lookup_number: number of the lookup that saw them.
-      known: (n,) uint32, the new count of a key that has one; NO_ROW: it stays.
-      first: (n,) uint32, the count of a key that has none yet; NO_ROW: the key is no such.
+      known: (n,) uint32, the new count of a key that had one; NO_ROW: no change.
+      first: (n,) uint32, the count of a key that had none; NO_ROW: no change.
       last_seen: (n,) uint32, `lookup_number` for each key.
     """
 
@@ -62,13 +62,13 @@ class CountedKeys(NamedTuple):
 
 
 class PendingCounts(DetIndex):
-    """Pending counts: how often keys without a row were seen. They stand where a table's index has
-    row numbers, so that such keys take no row.
+    """Pending counts: how often keys without a row were seen. The index has counts in place of row
+    numbers, so that such keys take no row.
 
     A lookup counts each key once, or as often as the caller says.
 
     Attributes:
-      threshold: a key gets a row when it is seen for this time.
+      threshold: the count at which a key gets a row.
     """
 
     def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, threshold: int) -> None:
@@ -83,21 +83,18 @@ class PendingCounts(DetIndex):
         counts: Array,
         occurrences: Array | None = None,
     ) -> tuple[CountedKeys, list[Launch]]:
-        """Returns the launches that count distinct keys without a row once more. They store
-        nothing yet.
+        """Returns the new counts of distinct keys without a row, and the launches that compute
+        them; `store_launches` stores them.
 
         Args:
           keys: (n,) int64.
           lookup_number: number of the lookup that saw them.
-          admitted: (n,) uint8, in: whether a key is counted; gets whether it has been
-            seen often enough by now. The count of such a key stays: if it gets a row it is
-            forgotten next, if it gets none it has entered again the next time.
-          counts: (2,) int64, grow by the keys that have been seen often enough, and by those that
-            were not seen before and have not.
+          admitted: (n,) uint8, in: whether a key is counted; out: whether its count has reached the
+            threshold. Such a count stays: it is dropped if the key gets a row, and admits the key
+            again the next time if not.
+          counts: (2,) int64, grow by the keys at the threshold, and by those below it that had no
+            count.
           occurrences: (n,) uint64, by how much each count grows, 1 at least; None: by 1.
-
-        Returns:
-          (the new counts, which `store_launches` store; the launches that compute them).
         """
         xp, n = self.backend.xp, int(keys.size)
         self.clean()
@@ -124,8 +121,8 @@ class PendingCounts(DetIndex):
         `size`.
 
         Args:
-          counted: the result of `count_launches`, once these were made.
-          num_first: how many of the keys were not seen before.
+          counted: of `count_launches`, whose launches were made.
+          num_first: how many of the keys had no count.
 
         Raises:
           MemoryError: no memory for new counters; the counts are as they were.
@@ -137,29 +134,29 @@ class PendingCounts(DetIndex):
             self.insert_launch(keys, first, lookup_number),
         ]
 
-    def of(self, keys: Array) -> Array:
+    def counts(self, keys: Array) -> Array:
         """Returns the counts of keys, (n,) uint32; 0 for one that is not counted."""
         xp, n = self.backend.xp, int(keys.size)
         search = self.search(keys, into=(xp.empty(n, np.uint32), None))
         search.launch()
         return xp.where(search.rows == np.uint32(NO_ROW), np.uint32(0), search.rows)
 
-    def counted_of(self, keys: Array) -> Array:
-        """Returns those of distinct keys (n,) int64 that are counted, for `erase`."""
+    def select_counted(self, keys: Array) -> Array:
+        """Returns the distinct keys (n,) int64 that have a count, for `erase`."""
         self.clean()
         return keys[self.find(keys).rows != np.uint32(NO_ROW)]
 
-    def counted_before(self, lookup_number: int) -> Array:
+    def last_seen_before(self, lookup_number: int) -> Array:
         """Returns the keys that no lookup from this number on has seen, for `erase`."""
         self.clean()
         entries = self.entries()
         return entries.keys[entries.last_seen < lookup_number]
 
     def restore(self, keys: Array, counts: Array, last_seen: Array) -> None:
-        """Adds keys that were saved.
+        """Adds saved counts.
 
         Args:
-          keys: (n,) int64, distinct, which are not counted.
+          keys: (n,) int64, distinct, which have no count.
           counts: (n,) uint32, each from 1 to `MOST_SIGHTINGS`.
           last_seen: (n,) uint32, the number of the lookup that last saw each.
         """
@@ -168,5 +165,5 @@ class PendingCounts(DetIndex):
         self.update(keys, last_seen=last_seen)
 
     def emptied(self) -> "PendingCounts":
-        """Returns a counter like this one that has seen nothing."""
+        """Returns a copy without keys."""
         return PendingCounts(self.backend, self.key_dtype, self.name, self.threshold)

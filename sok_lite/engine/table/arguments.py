@@ -1,7 +1,4 @@
-"""Arguments of a table's methods: brought into the form that it works with, or refused by an error.
-
-Nothing has changed by then.
-"""
+"""Checks arguments of a table's methods and converts them, before anything has changed."""
 
 from typing import Any
 
@@ -11,12 +8,12 @@ from sok_lite.backend import Array
 from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.table.parts import TableParts
 
-# The most that one item of a batch counts: so sums over a batch fit 63 bits.
+# Sums of so many counts over a batch fit 63 bits.
 _MOST_COUNT = 2**32 - 1
 
 
 def checked_keys(table: TableParts, keys: Any) -> Array:
-    """Returns keys (n,) as int64; TypeError or ValueError for another dtype or shape."""
+    """Returns keys (n,) as int64, or raises TypeError or ValueError."""
     keys = table.engine_keys(keys)
     if keys.ndim != 1:
         raise ValueError(f"keys must have shape (n,). Received: shape {keys.shape}.")
@@ -24,7 +21,7 @@ def checked_keys(table: TableParts, keys: Any) -> Array:
 
 
 def check_rows(table: TableParts, keys: Array, values: Array) -> None:
-    """Raises ValueError where values are not a row for each key."""
+    """Raises ValueError unless values have a row for each key."""
     if values.shape != (keys.size, table.dim):
         raise ValueError(
             f"values must have shape ({keys.size}, {table.dim}): one row of dimension "
@@ -33,14 +30,14 @@ def check_rows(table: TableParts, keys: Array, values: Array) -> None:
 
 
 def checked_deltas(table: TableParts, keys: Array, deltas: Any) -> Array:
-    """Returns what is added to rows, (n, dim) of the dtype in which rows are summed, or raises
-    TypeError or ValueError."""
+    """Returns deltas (n, dim) in the dtype in which rows are summed, or raises TypeError or
+    ValueError."""
     xp = table.backend.xp
     deltas = xp.asarray(deltas)
     if table.row_dtype.is_integer:
         deltas = table.row_dtype.to_storage(xp, deltas)
     elif deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
-        # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
+        # So integers with the bits of bfloat16 rows, as `export` gives them, are no deltas.
         raise TypeError(
             f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
             "Cast them first."
@@ -65,7 +62,7 @@ def checked_scores(table: TableParts, keys: Array, scores: Any) -> Array:
 
 
 def check_assignable(table: TableParts, scores: Array) -> None:
-    """Raises where scores (n,) uint64 cannot be kept: a key cannot be seen in the future."""
+    """Raises ValueError if scores (n,) uint64 are lookup numbers of the future."""
     if table.index.has_scores:
         return
     highest = int(scores.max()) if scores.size else 0
@@ -96,7 +93,7 @@ def checked_counts(table: TableParts, keys: Array, counts: Any) -> Array:
 
 
 def check_counts_repeats(table: TableParts, what: str) -> None:
-    """Raises ValueError where a table does not count how often keys come."""
+    """Raises ValueError for a table that does not count how often keys come."""
     if not table.counts_repeats:
         raise ValueError(
             f"{what} is for tables that count how often keys come, and {table.name!r} does not. "

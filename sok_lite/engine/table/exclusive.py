@@ -1,7 +1,7 @@
-"""Who may use a table when: one call at a time, no change within another, none torn by a fork.
+"""Locks of tables: one call at a time, no change within another, none torn by a fork.
 
-A change finds all memory that it needs, and then changes the table under `uninterrupted`, which
-Ctrl-C does not cut in two. So a call that raises has done all of its work or none of it.
+A change allocates all memory that it needs, and then changes the table under `uninterrupted`, where
+Ctrl-C waits. So a call that raises has done all of its work or none of it.
 """
 
 import functools
@@ -23,38 +23,39 @@ R = TypeVar("R")
 T = TypeVar("T", bound="Exclusive")
 
 
-# A lookup of native code goes on here.
+# `is_settled` of a record where native code has begun a lookup that Python continues.
 _HANDED_OVER = 2
 
 
 class _Call:
-    """An outermost call, of one item or of several at once.
+    """An outermost call, of one table or of several.
 
     Attributes:
-      goes_on: whether it has not ended yet.
+      is_running: whether it has not ended yet.
       changes: whether it is in a change.
     """
 
-    __slots__ = ("changes", "goes_on")
+    __slots__ = ("changes", "is_running")
 
-    def __init__(self, goes_on: bool, changes: bool) -> None:
-        self.goes_on, self.changes = goes_on, changes
+    def __init__(self, is_running: bool, changes: bool) -> None:
+        self.is_running, self.changes = is_running, changes
 
 
 _NO_CALL = _Call(False, False)
 
 
 class Exclusive:
-    """An object that one thread uses at a time: its methods are `exclusive`, or `changing`.
+    """An object, mostly a table, that one thread uses at a time: its methods are `exclusive`, or
+    `changing`.
 
     Args:
-      backend: whose kernels use it; None: none of one backend does.
+      backend: whose kernels use it; None: it has no kernels.
 
     Attributes:
       record: what native code sees of it.
-      lock: held during every exclusive method; hold it to do several as one.
+      lock: held during every method; hold it to do several as one.
       num_changes: calls so far that may have changed it.
-      has_to_begin: whether `begin` does more than to look whether it is unusable.
+      has_to_begin: whether `begin` does more than check that it is usable.
     """
 
     has_to_begin = False
@@ -62,22 +63,22 @@ class Exclusive:
     def __init__(self, backend: Backend | None = None) -> None:
         self.record = new_record()
         self.lock = threading.RLock() if backend is None else backend.new_lock(self.record)
-        # Only who has `lock` looks at these.
+        # Only the thread that holds `lock` uses these.
         self._call = _NO_CALL  # the last one
         self.num_changes = 0
         self._unusable: str | None = None
         # The garbage collector clears references to what it frees before finalizers run, which may
-        # still use a table. It knows nothing of an array, which goes with the attributes.
+        # still use a table. It does not track an array, which goes with the attributes.
         self._until_gone = np.empty(0)
         gone = weakref.ref(self._until_gone, functools.partial(_forget, id(self), self.record))
         references: list[weakref.ref[Any]] = [weakref.ref(self), gone]
         if isinstance(self.lock, TableLock):
-            # C code, which no exception ends, and called while nothing of the table is gone.
+            # C code, which no exception interrupts, and called while the table is still whole.
             references.append(weakref.ref(self, self.lock.retire))
         _all[id(self)] = references
 
     def begin(self) -> None:
-        """Called before anything else of an outermost call is done."""
+        """Called first in an outermost call."""
         if self._unusable is not None:
             raise RuntimeError(self._unusable)
 
@@ -86,16 +87,16 @@ class Exclusive:
 
     @property
     def is_changing(self) -> bool:
-        """Whether this thread, which has `lock`, is in a change."""
+        """Whether this thread, which holds `lock`, is in a change."""
         return self._call.changes
 
     def why_unusable_after_fork(self) -> str | None:
-        """Says why a forked child must not use its copy; None: it may."""
+        """Returns why a forked child must not use its copy; None: it may."""
         return None
 
 
 def exclusive(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Makes a method hold the lock."""
+    """Decorates a method that holds the lock."""
 
     @functools.wraps(method)
     def call(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -108,10 +109,10 @@ def exclusive(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T,
 
 
 def changing(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Makes a method exclusive that changes something, and so has no place within another.
+    """Decorates a method that holds the lock and changes the table, so not within another change.
 
     Raises:
-      RuntimeError: this thread is in a change already. What that has looked up would be wrong.
+      RuntimeError: this thread is in a change already, whose row numbers would become stale.
     """
 
     @functools.wraps(method)
@@ -125,67 +126,68 @@ def changing(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, 
     return change
 
 
-def _change(item: Exclusive, what: str, function: Callable[[], R]) -> R:
-    with item.lock:
-        if item.is_changing or _is_handed_over(item):
+def _change(table: Exclusive, what: str, function: Callable[[], R]) -> R:
+    with table.lock:
+        if table.is_changing or _is_handed_over(table):
             raise RuntimeError(
                 f"{what} was called while this thread was changing the same table: from a signal "
                 "handler, a finalizer or a predicate. Do it after that call."
             )
-        if not item._call.goes_on:
-            return _outermost([item], function, changes=True)
-        item._call.changes = True
-        item.num_changes += 1
+        if not table._call.is_running:
+            return _outermost([table], function, changes=True)
+        table._call.changes = True
+        table.num_changes += 1
         try:
             return function()
         finally:
-            item._call.changes = False
+            table._call.changes = False
 
 
 @exclusive
-def alone(item: Exclusive, function: Callable[[], R]) -> R:
-    """Calls a function that does several things, while this thread has an item's lock."""
+def alone(table: Exclusive, function: Callable[[], R]) -> R:
+    """Calls a function under the lock of a table."""
     return function()
 
 
-def changing_alone(item: Exclusive, function: Callable[[], R]) -> R:
-    """Calls a function that is one change of an item, and may take long.
+def changing_alone(table: Exclusive, function: Callable[[], R]) -> R:
+    """Calls a function as one change of a table, which may take long.
 
-    What it changes it has to change under `uninterrupted`.
+    The function makes its changes under `uninterrupted`.
 
     Raises:
       RuntimeError: as of `changing`.
     """
-    return _change(item, "A change", function)
+    return _change(table, "A change", function)
 
 
-def unless_in_use(item: Exclusive, function: Callable[[], None]) -> None:
-    """Calls a function under an item's lock; not if this thread is in a call of the item, which may
-    be reading what the function changes."""
-    with item.lock, uninterrupted():
-        if not _is_in_call(item):
+def unless_in_use(table: Exclusive, function: Callable[[], None]) -> None:
+    """Calls a function under the lock of a table, unless this thread is in a call of the table,
+    which may be reading what the function changes."""
+    with table.lock, uninterrupted():
+        if not _is_in_call(table):
             function()
 
 
-def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool = False) -> R:
-    """Calls a function that is one change of several items, or does nothing but read them.
+def holding(tables: Iterable[Exclusive], function: Callable[[], R], goes_on: bool = False) -> R:
+    """Calls a function under the locks of several tables, as one change of them.
 
-    What it changes it has to change under `uninterrupted`.
+    The function makes its changes under `uninterrupted`.
 
     Args:
-      goes_on: whether it goes on with what native code has begun in this thread.
+      goes_on: whether it continues what native code has begun in this thread.
 
     Raises:
       RuntimeError: this thread is in a call of one of them.
     """
-    distinct = [*dict.fromkeys(items)]
-    # Native locks are taken in one order by all threads, and so are the others, so that none waits
-    # for another that waits for it.
-    native = [item.lock for item in distinct if type(item.lock) is TableLock]
-    others = [item for item in distinct if type(item.lock) is not TableLock]
+    distinct = [*dict.fromkeys(tables)]
+    # All threads take native locks in one order, and then the others in one order: no deadlock.
+    native = [table.lock for table in distinct if type(table.lock) is TableLock]
+    others = [table for table in distinct if type(table.lock) is not TableLock]
 
     def held() -> R:
-        if any(item._call.goes_on or (_is_handed_over(item) and not goes_on) for item in distinct):
+        if any(
+            table._call.is_running or (_is_handed_over(table) and not goes_on) for table in distinct
+        ):
             raise RuntimeError(
                 "A lookup or an update was called while this thread was in another call of one of "
                 "its tables: from a signal handler, a finalizer or a predicate. Do it after that "
@@ -193,7 +195,7 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool
             )
         return _outermost(distinct, function, changes=True)
 
-    locks = [item.lock for item in sorted(others, key=id)]
+    locks = [table.lock for table in sorted(others, key=id)]
     if not native:
         return _nested(locks, held)
     with TableLocks(native):
@@ -201,82 +203,77 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool
 
 
 def _nested(locks: Sequence[Any], function: Callable[[], R]) -> R:
-    # By `with` alone: in an ExitStack Ctrl-C may come between a lock and the note of it. Some at a
-    # time, for a call may have a thousand tables, and Python nests 20 blocks at most.
+    # By `with` alone: in an ExitStack Ctrl-C may come between acquiring a lock and noting it. Some
+    # at a time: a call may have a thousand tables, and Python nests at most 20 blocks.
     if not locks:
         return function()
-    if len(locks) < 4:
+    if len(locks) < 15:
         with locks[0]:
             return _nested(locks[1:], function)
-    if len(locks) < 15:
-        a, b, c, d, *others = locks
-        with a, b, c, d:
-            return _nested(others, function)
     a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, *others = locks
     with a, b, c, d, e, f, g, h, i, j, k, m, n, o, p:
         return _nested(others, function)
 
 
-def last_change(items: Iterable[Exclusive]) -> object:
-    """Returns what stands for the last change of items, for `holding_since`. Hold the items."""
-    return [(item.num_changes, item.record.num_native) for item in items]
+def last_change(tables: Iterable[Exclusive]) -> object:
+    """Returns a version of the content of tables, for `holding_since`. Hold their locks."""
+    return [(table.num_changes, table.record.num_native) for table in tables]
 
 
-def holding_since(items: Sequence[Exclusive], change: object, function: Callable[[bool], R]) -> R:
-    """Does what `holding` does with a function of whether items are as a call of theirs left them.
+def holding_since(tables: Sequence[Exclusive], change: object, function: Callable[[bool], R]) -> R:
+    """`holding` for a function that takes whether no table has changed since an earlier call.
 
     Args:
-      change: what `last_change` gave in a call of `holding`, of the same items in their order.
-      function: takes whether none has changed since that call.
+      change: the result of `last_change` in that call, for the same tables in the same order.
     """
 
     def since() -> R:
-        # One more: this call counts, too.
-        before = [(item.num_changes - 1, item.record.num_native) for item in items]
+        # This call counts too.
+        before = [(table.num_changes - 1, table.record.num_native) for table in tables]
         return function(before == change)
 
-    return holding(items, since)
+    return holding(tables, since)
 
 
-def _outermost(items: Sequence[Exclusive], function: Callable[[], R], changes: bool) -> R:
-    """Calls a function as a call of items that this thread is in no other call of."""
+def _outermost(tables: Sequence[Exclusive], function: Callable[[], R], changes: bool) -> R:
+    """Calls a function as an outermost call of tables, whose locks this thread holds."""
     call = _Call(True, changes)
     try:
-        for item in items:
-            item._call = call
-            item.num_changes += changes
-            item.record.is_settled = 0
-        for item in items:
-            if item.has_to_begin or item._unusable is not None:
-                item.begin()
+        for table in tables:
+            table._call = call
+            table.num_changes += changes
+            table.record.is_settled = 0
+        for table in tables:
+            if table.has_to_begin or table._unusable is not None:
+                table.begin()
         return function()
     except BaseException:
-        for item in items:
-            item.failed()
+        for table in tables:
+            table.failed()
         raise
     finally:
-        # First, by one step that nothing can come before.
-        call.goes_on = call.changes = False
-        for item in items:
-            item.record.is_settled = int(item._unusable is None)
+        # First, by one step that no exception can precede.
+        call.is_running = call.changes = False
+        for table in tables:
+            table.record.is_settled = int(table._unusable is None)
 
 
-def _is_handed_over(item: Exclusive) -> bool:
-    """Whether native code has begun a lookup that this thread, which has the lock, goes on with."""
-    return bool(item.record.is_settled == _HANDED_OVER)
+def _is_handed_over(table: Exclusive) -> bool:
+    """Whether native code has begun a lookup that this thread, which holds the lock, continues."""
+    return bool(table.record.is_settled == _HANDED_OVER)
 
 
-def _is_in_call(item: Exclusive) -> bool:
-    """Whether this thread, which has the lock, is in a call of an item."""
-    return item._call.goes_on or _is_handed_over(item)
+def _is_in_call(table: Exclusive) -> bool:
+    """Whether this thread, which holds the lock, is in a call of a table."""
+    return table._call.is_running or _is_handed_over(table)
 
 
 # ---------------------------------------------------------------- fork
 #
-# A child has a copy of its parent's memory as it is at that moment, and of its threads only the one
-# that forked. What another thread was using may be half changed, and its lock would never be free.
+# A child has a copy of its parent's memory at that moment, and only the thread that forked. What
+# another thread was using may be half changed, and its lock would never be released.
 
-# Of each item that there is: a reference to it, and others that tell of its end.
+# By the id of each table: a reference to it, and others whose callbacks run at its end.
 _all: dict[int, list[weakref.ref[Any]]] = {}
 
 
@@ -288,25 +285,25 @@ def _forget(number: int, record: TableRecord, _: object) -> None:
 def _after_fork_in_child() -> None:
     free_locks_in_child()
     for reference, *_ in list(_all.values()):
-        item = reference()
-        if item is None:
+        table = reference()
+        if table is None:
             continue
-        if isinstance(item.lock, TableLock):
-            is_free = bool(item.lock.after_fork())
+        if isinstance(table.lock, TableLock):
+            is_free = bool(table.lock.after_fork())
         else:
-            is_free = item.lock.acquire(blocking=False)
-            item.lock = threading.RLock()
-        is_free = is_free and not item.is_changing
-        item._call = _NO_CALL
-        item._unusable = item._unusable or item.why_unusable_after_fork()
+            is_free = table.lock.acquire(blocking=False)
+            table.lock = threading.RLock()
+        is_free = is_free and not table.is_changing
+        table._call = _NO_CALL
+        table._unusable = table._unusable or table.why_unusable_after_fork()
         if not is_free:
-            item._unusable = (
+            table._unusable = (
                 "This process was forked while a table was in use: its copy of the table may be "
                 "half changed and cannot be used. Fork when no other thread uses the table, or "
                 "start processes with the 'spawn' method of multiprocessing."
             )
-        if item._unusable is not None:
-            item.record.is_settled = 0
+        if table._unusable is not None:
+            table.record.is_settled = 0
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,9 +1,8 @@
-"""Looking keys up: those that are there are found, and the others inserted, or not.
+"""Lookups: keys are found, and missing ones inserted, or not.
 
 `find`, `contains`, `scores`, `read_state`, `mark_seen_search`, `find_or_insert`, `lookup` and
 `lookup_and_evict` are methods of `EmbeddingTable`. `look_up_batch` looks up in several tables at
-once: all keys are looked for by one launch for all tables, and only where keys are missing more is
-done (insert.py).
+once: one launch searches all tables, and only missing keys take more (insert.py).
 """
 
 from collections.abc import Sequence
@@ -25,19 +24,9 @@ from sok_lite.engine.table.counters import Count, new_counters
 from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import changing, exclusive, holding
 from sok_lite.engine.table.index import Found, Search
-from sok_lite.engine.table.insert import (
-    Incomplete,
-    LookupRequest,
-    Output,
-    complete,
-    gather_evicted,
-    pooling,
-)
+from sok_lite.engine.table.insert import LookupRequest, Output, gather_evicted, insert_missing
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted, Lookup
-
-# What a search tells.
-_TOLD = [Count.MISSING, Count.SEEN, Count.WRONG_SPLITS]
 
 
 class WrongSplitsError(ValueError):
@@ -51,7 +40,7 @@ class WrongSplitsError(ValueError):
 def find(table: TableParts, keys: Any) -> Array:
     """Returns the row number of every key, (n,) uint32; NO_ROW where it has none.
 
-    It changes nothing but the counters: no key is inserted and none counts as seen.
+    Nothing but the counters changes: no key is inserted, and none counts as seen.
     """
     keys = checked_keys(table, keys)
     found = table.index.find(keys)
@@ -61,7 +50,7 @@ def find(table: TableParts, keys: Any) -> Array:
 
 @exclusive
 def contains(table: TableParts, keys: Any) -> Array:
-    """Returns whether each key has a row, (n,) bool. It changes nothing."""
+    """Returns whether each key has a row, (n,) bool."""
     return table.index.find(checked_keys(table, keys)).rows != np.uint32(NO_ROW)
 
 
@@ -69,16 +58,15 @@ def contains(table: TableParts, keys: Any) -> Array:
 def scores(table: TableParts, keys: Any) -> Array:
     """Returns the score of every key, (n,) uint64; 0 where it has no row.
 
-    An "hbm" table keeps that of kLru: the number of the lookup that last saw the key.
+    In an "hbm" table it is that of kLru: the number of the lookup that last saw the key.
     """
     return table.scores_of(checked_keys(table, keys))
 
 
 @exclusive
 def read_state(table: TableParts, name: str, keys: Any) -> Array:
-    """Returns an optimizer state of keys, (n, dim) float32. It changes nothing.
-
-    A key without a row gives what the state begins with.
+    """Returns an optimizer state of keys, (n, dim) float32; its initial value for a key without a
+    row.
 
     Raises:
       KeyError: there is no such state.
@@ -115,37 +103,37 @@ def find_or_insert(
       (n,) uint32; NO_ROW for a key that was refused or not admitted.
 
     Raises:
-      MemoryError: no memory for the new keys; the table is as it was.
-      RuntimeError: they are chosen against the hash, and fill some of its places; the table is
-        as it was.
+      MemoryError: no memory for the new keys.
+      RuntimeError: new keys find no slot: they are chosen against the hash.
+      The table is as it was.
     """
     keys = checked_keys(table, keys)
-    result = _row_numbers(table, keys)
     if scores is None:
         size = int(keys.size)
         request = LookupRequest(table, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
-        look_up(table.backend, keys, result, request)
+        rows, _ = _look_up(keys, request)
     else:
-        _find_or_insert_with_scores(table, keys, scores, result, filter_ratio)
+        rows = _find_or_insert_with_scores(table, keys, scores, filter_ratio)
     table.report_refused()
-    return result
+    return rows
 
 
 def _find_or_insert_with_scores(
-    table: TableParts, keys: Array, scores: Any, result: Array, filter_ratio: float
-) -> None:
-    """Looks up each key once, with the last of its scores."""
+    table: TableParts, keys: Array, scores: Any, filter_ratio: float
+) -> Array:
+    """Looks up distinct keys, each with the last of its scores; returns the rows of all keys."""
     backend, n = table.backend, int(keys.size)
+    result = backend.xp.empty(n, np.uint32)
     scores = checked_scores(table, keys, scores)
     distinct, inverse = unique(backend, keys)
     size = int(distinct.size)
     last_scores = backend.xp.take(scores, last_of_each(backend, inverse, size))
-    rows = _row_numbers(table, distinct)
     request = LookupRequest(
         table, size, filter_ratio=filter_ratio, unique_keys=True, caller_scores=last_scores
     )
-    look_up(backend, distinct, rows, request)
+    rows, _ = _look_up(distinct, request)
     backend.launch("dense_gather_u32", n, rows, 1, inverse, result, n)
+    return result
 
 
 @changing
@@ -167,12 +155,12 @@ def lookup(
       unique_keys: a promise that no key repeats, which saves a pass when keys are new.
       out: (n, dim) of the storage dtype, C-contiguous, to write into; None: a new array.
       insert: whether keys without a row get one; if not, nothing but the counters changes.
-      missing: what a key gives that has no row afterwards: "initial", the value it would start
+      missing: the result of a key that has no row afterwards: "initial", the value it would start
         with, or "zeros".
       filter_ratio: chance of a key without a row to get one this time.
       counts: (n,) integers from 1 to 2**32 - 1, how often each key counts in a table with
-        `count_repeats`, for who has deduplicated them; those of a repeated key add up. None:
-        once. A lookup that inserts nothing counts nothing.
+        `count_repeats`, for callers that have deduplicated them; those of a repeated key add up.
+        None: once. A lookup that inserts nothing counts nothing.
 
     Raises:
       ValueError: `out` or `counts` are not such arrays, or the table does not count.
@@ -183,43 +171,33 @@ def lookup(
     if missing not in ("initial", "zeros"):
         raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
     keys = checked_keys(table, keys)
-    whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
     item_counts = None if counts is None else checked_counts(table, keys, counts)
-    rows = _row_numbers(table, keys)
-    request = LookupRequest(
-        table,
-        whole.end,
-        [whole],
+    request = _row_request(
+        *(table, keys, out),
         insert=insert,
         missing=missing,
         filter_ratio=filter_ratio,
         unique_keys=unique_keys,
         caller_scores=item_counts,
     )
-    num_without_row = look_up(table.backend, keys, rows, request)
+    rows, num_without_row = _look_up(keys, request)
     table.report_refused()
-    return Lookup(whole.out, rows, num_without_row)
+    return Lookup(request.outputs[0].out, rows, num_without_row)
 
 
-def go_on(
+def continue_lookup(
     table: TableParts, keys: Array, out: Array, begun: tuple[Array, Array], missing: str
 ) -> None:
-    """Does what is left of a lookup that inserts, of which all was found that is there.
+    """Ends a `lookup` that inserts, whose search native code has made.
 
     Args:
-      keys: (n,) int64.
       out: (n, dim) of the storage dtype, C-contiguous; it has the rows that were found.
       begun: the counters (1, len(Count)) of the search, see `look_up_batch`, and the row numbers
         (n,) uint32.
-      missing: as of `lookup`.
-
-    Raises:
-      As `lookup`.
     """
     counters, rows = begun
     keys = checked_keys(table, keys)
-    whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
-    request = LookupRequest(table, whole.end, [whole], missing=missing)
+    request = _row_request(table, keys, out, missing=missing)
 
     def found() -> None:
         look_up_batch(table.backend, keys, rows, [request], begun=counters)
@@ -232,32 +210,33 @@ def go_on(
 def lookup_and_evict(
     table: TableParts, keys: Any, *, unique_keys: bool = False, out: Array | None = None
 ) -> tuple[Array, Evicted]:
-    """Does what `lookup` does and returns, beside the rows, what was evicted for new keys.
-
-    Returns:
-      ((n, dim) of the storage dtype, the evicted entries in no order).
-    """
+    """Looks up as `lookup` does; returns the rows (n, dim) and the evicted entries, in no order."""
     keys = checked_keys(table, keys)
-    out = table.store.output(int(keys.size), out=out)
     evicted: list[Evicted] = []
-    rows, whole = _row_numbers(table, keys), Output(out, 0, int(keys.size))
-    request = LookupRequest(table, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
-    look_up(table.backend, keys, rows, request)
+    request = _row_request(table, keys, out, unique_keys=unique_keys, evicted=evicted)
+    _look_up(keys, request)
     table.report_refused(evicted)
-    return out, gather_evicted(table, evicted)
+    return request.outputs[0].out, gather_evicted(table, evicted)
 
 
-def _row_numbers(table: TableParts, keys: Array) -> Array:
-    """Returns memory for the row numbers of keys."""
-    return table.backend.xp.empty(keys.size, np.uint32)
+def _row_request(
+    table: TableParts, keys: Array, out: Array | None, **options: Any
+) -> LookupRequest:
+    """Returns the request for the rows of all keys, to write into `out`; None: a new array."""
+    size = int(keys.size)
+    return LookupRequest(
+        table, size, [Output(table.store.output(size, out=out), 0, size)], **options
+    )
+
+
+def _look_up(keys: Array, request: LookupRequest) -> tuple[Array, int]:
+    """Looks up keys in one table; returns row numbers, and how many keys have no row."""
+    backend = request.table.backend
+    rows = backend.xp.empty(request.size, np.uint32)
+    return rows, look_up_batch(backend, keys, rows, [request])[0]
 
 
 # ---------------------------------------------------------------- several tables at once
-
-
-def look_up(backend: Backend, keys: Array, rows: Array, request: LookupRequest) -> int:
-    """Does what `look_up_batch` does, for one table."""
-    return look_up_batch(backend, keys, rows, [request])[0]
 
 
 def look_up_batch(
@@ -276,10 +255,10 @@ def look_up_batch(
       rows: (n,) uint32, gets the row numbers.
       requests: to tables, all of them different and each in a call that may change it.
       others: lists of launches to be made when new keys get their rows; there are such keys then.
-      begun: the counters (num_tables, len(Count)), on the host, of a search that was made under the
-        same locks, with the clocks' next numbers: `rows` and the results have what it has found.
-        None: none was.
-      is_lookup: whether what is found and missing counts as that of a lookup.
+      begun: the counters (num_tables, len(Count)), on the host, of a search that native code has
+        made under the same locks, with the clocks' next numbers: `rows` and the results have what
+        it has found. None: no search was made.
+      is_lookup: whether found and missing keys count in the statistics.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -289,51 +268,37 @@ def look_up_batch(
       WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
     """
     with uninterrupted():
-        return _look_up(backend, keys, rows, requests, others, begun, is_lookup)
+        if begun is None:
+            requests = _with_key_counts(backend, keys, requests)
+            counters = _search(backend, keys, rows, requests)
+            found = backend.to_host(counters)
+        else:
+            counters, found = backend.from_host(begun), begun
+        missing, seen, wrong_splits = found[:, : Count.WRONG_SPLITS + 1].T.tolist()
+        if any(wrong_splits):
+            raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
+        if is_lookup:
+            for request, num_missing in zip(requests, missing, strict=True):
+                if num_missing:
+                    count_found(request.table, request.size, num_missing)
+                else:
+                    request.table.counters.found += request.size
+        for request, num_missing, num_seen in zip(requests, missing, seen, strict=True):
+            if request.insert and not num_missing and not request.table.keeps_every_key:
+                request.table.count_lookup(num_seen)
+        if not any(starmap(_has_work_left, zip(requests, missing, strict=True))):
+            return missing
+        return insert_missing(backend, keys, rows, requests, counters, found.tolist(), others)
 
 
-def _look_up(
-    backend: Backend,
-    keys: Array,
-    rows: Array,
-    requests: Sequence[LookupRequest],
-    others: Sequence[Sequence[Launch]],
-    begun: Array | None,
-    is_lookup: bool,
-) -> list[int]:
-    if begun is None:
-        requests = _with_occurrences(backend, keys, requests)
-        counters = _search(backend, keys, rows, requests)
-        found = backend.to_host(counters)
-    else:
-        counters, found = backend.from_host(begun), begun
-    missing, seen, wrong_splits = found[:, _TOLD].T.tolist()
-    if any(wrong_splits):
-        raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
-    if is_lookup:
-        for request, num_missing in zip(requests, missing, strict=True):
-            if num_missing:
-                count_found(request.table, request.size, num_missing)
-            else:
-                request.table.counters.found += request.size
-    for request, num_missing, num_seen in zip(requests, missing, seen, strict=True):
-        if request.insert and not num_missing and not request.table.keeps_every_key:
-            request.table.count_lookup(num_seen)
-    if not any(starmap(_is_incomplete, zip(requests, missing, strict=True))):
-        return missing
-    sizes = np.array([each.size for each in requests], np.int64)
-    search = Incomplete(counters, found.tolist(), split_offsets(sizes))
-    return complete(backend, keys, rows, requests, search, others)
-
-
-def _is_incomplete(request: LookupRequest, num_missing: int) -> bool:
-    """Whether more is to be done for missing keys than to give zeros, which the search does."""
+def _has_work_left(request: LookupRequest, num_missing: int) -> bool:
+    """Whether missing keys need more than zeros, which the search has written."""
     draws = request.missing == "initial" and bool(request.outputs)
     return num_missing > 0 and (request.insert or draws)
 
 
 def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[LookupRequest]) -> Array:
-    """Begins a lookup and finds the keys that are there; returns the counters of each table."""
+    """Searches the keys of all requests; returns the counters of each table."""
     inserting = [each.table for each in requests if each.insert]
     for table in inserting:
         if table.tiers is not None and table.tiers.is_due:  # no row number is known yet
@@ -341,59 +306,22 @@ def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[Looku
     for table in inserting:
         if table.clock.is_full:
             age(table)
-    # 0 of a lookup that inserts nothing, and notes nothing.
-    lookup_numbers = [each.table.clock.now + 1 if each.insert else 0 for each in requests]
-    counters = new_counters(backend, len(requests))
-    launches = _find_launches(keys, rows, requests, lookup_numbers, counters)
+    counters, sizes = new_counters(backend, len(requests)), [each.size for each in requests]
+    # The kernel that pools as it finds takes no scores of the caller.
+    pools_at_once = backend.name == "cpu" and all(each.caller_scores is None for each in requests)
+    launches = []
+    for each, *arrays in zip(
+        requests, split(keys, sizes), split(rows, sizes), counters, strict=True
+    ):
+        # 0: the lookup inserts nothing, and marks no key as seen.
+        lookup_number = each.table.clock.now + 1 if each.insert else 0
+        prepare = _find_and_pool_launches if pools_at_once and _is_pooled(each) else _find_launches
+        launches.append(prepare(each, lookup_number, *arrays))
     if not Clock.tick_alike([table.clock for table in inserting]):
         for table in inserting:
             table.clock.tick()
     launch_all(*launches)
     return counters
-
-
-def _with_occurrences(
-    backend: Backend, keys: Array, requests: Sequence[LookupRequest]
-) -> Sequence[LookupRequest]:
-    """Returns requests that tell tables which count repeats how often each key comes."""
-    counting = [
-        i
-        for i, each in enumerate(requests)
-        if each.insert and each.table.counts_repeats and not each.unique_keys
-    ]
-    if not counting:
-        return requests
-    sizes, scores = [each.size for each in requests], [each.caller_scores for each in requests]
-    scores = _occurrences(backend, split(keys, sizes), scores, counting)
-    return [each._replace(caller_scores=its) for each, its in zip(requests, scores, strict=True)]
-
-
-def _find_launches(
-    keys: Array,
-    rows: Array,
-    requests: Sequence[LookupRequest],
-    lookup_numbers: Sequence[int],
-    counters: Array,
-) -> list[list[Launch]]:
-    """Returns the launches that find the keys of tables, and give the rows of those that are found,
-    for each table.
-
-    Args:
-      lookup_numbers: number of this lookup for each table; 0: it inserts and notes nothing.
-    """
-    sizes = [each.size for each in requests]
-    # Scores of the caller's are more than a kernel takes that does both.
-    pools_at_once = all(each.caller_scores is None for each in requests)
-    launches = []
-    for each, its_keys, its_rows, lookup_number, counts in zip(
-        requests, split(keys, sizes), split(rows, sizes), lookup_numbers, counters, strict=True
-    ):
-        arrays = (its_keys, its_rows, counts)
-        if pools_at_once and each.table.backend.name == "cpu" and _is_pooled(each):
-            launches.append(_find_and_pool_launches(each, lookup_number, *arrays))
-        else:
-            launches.append(_find_launches_of(each, lookup_number, *arrays))
-    return launches
 
 
 def _is_pooled(request: LookupRequest) -> bool:
@@ -403,7 +331,7 @@ def _is_pooled(request: LookupRequest) -> bool:
 def _find_and_pool_launches(
     request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
 ) -> list[Launch]:
-    """Returns a search that pools the rows of keys as they are found, on a CPU."""
+    """Returns a search that pools rows as it finds them, on a CPU."""
     table = request.table
     accesses = table.access_counts() if lookup_number else None
     search = (*table.index.kernel_args(), *table.index.mark_seen_args(lookup_number, accesses))
@@ -416,7 +344,7 @@ def _find_and_pool_launches(
     return launches
 
 
-def _find_launches_of(
+def _find_launches(
     request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
 ) -> list[Launch]:
     table, outputs, is_pooled = request.table, request.outputs, _is_pooled(request)
@@ -443,55 +371,67 @@ def _find_launches_of(
 
 
 def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:
-    """Returns the rows of a pooled output, and what a kernel takes that pools them."""
-    batch, how = pooling(output)
+    """Returns the number of pooled rows, and the arguments of a kernel that pools them."""
+    batch, how = output.pooling()
     num_items = output.end - output.first
     rows = rows[output.first : output.end]
     return batch, (rows, *how, output.out, counts, num_items, batch)
 
 
-def _occurrences(
-    backend: Backend,
-    keys: Sequence[Array],
-    item_counts: Sequence[Array | None],
-    counting: Sequence[int],
-) -> list[Array | None]:
+# ---------------------------------------------------------------- counts of repeated keys
+
+
+def _with_key_counts(
+    backend: Backend, keys: Array, requests: Sequence[LookupRequest]
+) -> Sequence[LookupRequest]:
+    """Returns requests with the count of each item's key, for tables that count repeats."""
+    counting = [
+        i
+        for i, each in enumerate(requests)
+        if each.insert and each.table.counts_repeats and not each.unique_keys
+    ]
+    if not counting:
+        return requests
+    its_keys = split(keys, [each.size for each in requests])
+    item_counts = [requests[i].caller_scores for i in counting]
+    key_counts = _key_counts(backend, [its_keys[i] for i in counting], item_counts)
+    result = [*requests]
+    for i, counts in zip(counting, key_counts, strict=True):
+        result[i] = requests[i]._replace(caller_scores=counts)
+    return result
+
+
+def _key_counts(
+    backend: Backend, keys: Sequence[Array], item_counts: Sequence[Array | None]
+) -> Sequence[Array | None]:
     """Returns how often the key of each item comes in the batch of its table. It waits once.
 
     Args:
-      keys: of each table (n,) int64.
-      item_counts: of each table (n,) uint64, how often each item counts; None: once.
-      counting: numbers of the tables that want to know.
+      keys: (n,) int64 of each table.
+      item_counts: (n,) uint64 of each table, how often each item counts; None: once.
 
     Returns:
-      `item_counts`, but of those tables (n,) uint64, the same for all items of a key; None: none
-      repeats, and each counts once.
+      (n,) uint64 of each table, the same for all items of a key; `item_counts` if no key repeats.
     """
-    result = list(item_counts)
-    sizes = [int(keys[i].size) for i in counting]
+    sizes = [int(each.size) for each in keys]
     if not sum(sizes):
-        return result
+        return item_counts
     xp, begin = backend.xp, split_offsets(sizes)
-    distinct = dedup(backend, xp.concatenate([keys[i] for i in counting]), begin)
-    num_distinct = int(distinct.keys.size)
-    if num_distinct == sum(sizes):
-        return result
+    distinct = dedup(backend, xp.concatenate(keys), begin)
+    if int(distinct.keys.size) == sum(sizes):
+        return item_counts
     groups = group(backend, distinct.inverse, begin, distinct.starts)
     first, end = groups.offsets[:-1], groups.offsets[1:]
     totals = end - first
-    if any(item_counts[i] is not None for i in counting):
-        each = [item_counts[i] for i in counting]
+    if any(each is not None for each in item_counts):
         counts = [
-            xp.ones(n, np.int64) if c is None else c.view(np.int64)
-            for n, c in zip(sizes, each, strict=True)
+            xp.ones(n, np.int64) if each is None else each.view(np.int64)
+            for n, each in zip(sizes, item_counts, strict=True)
         ]
         sums = xp.zeros(sum(sizes) + 1, np.int64)
         sums[1:] = xp.cumsum(xp.take(xp.concatenate(counts), groups.order))
         totals = xp.take(sums, end) - xp.take(sums, first)
-    of_items = xp.take(totals.astype(np.uint64), distinct.inverse)
-    for i, its in zip(counting, split(of_items, sizes), strict=True):
-        result[i] = its
-    return result
+    return split(xp.take(totals.astype(np.uint64), distinct.inverse), sizes)
 
 
 # ---------------------------------------------------------------- time
@@ -504,7 +444,7 @@ def count_found(table: TableParts, num_items: int, num_missing: int) -> None:
 
 
 def age(table: TableParts) -> None:
-    """Halves the number of every lookup, so that counting can go on."""
+    """Halves all numbers of lookups, which have reached the largest."""
     with uninterrupted():
         table.clock.halve()  # the one that needs memory
         table.index.age()
@@ -516,7 +456,7 @@ def age(table: TableParts) -> None:
 
 
 def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
-    """Begins a lookup that may insert, and finds keys, which count as seen by it."""
+    """Finds keys and counts them as seen by a new lookup, which may insert."""
     if table.clock.is_full:
         age(table)
     search = table.index.search(keys, table.clock.now + 1, accesses=table.access_counts())
@@ -527,13 +467,13 @@ def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
 
 
 def mark_seen_search(table: TableParts, keys: Array) -> Search:
-    """Returns a search for keys whose rows are to change: they count as seen by the last lookup."""
+    """Returns a search for keys to write to: they count as seen by the last lookup."""
     into = (table.backend.xp.empty(int(keys.size), np.uint32), None)
     return table.index.search(keys, table.clock.now, into=into, refreshes=False)
 
 
 def rebalance(table: TableParts) -> None:
-    """Moves hot rows near (rows/tiers.py). Row numbers handed out before are stale then."""
+    """Moves hot rows near (rows/tiers.py). Row numbers from before are stale then."""
     assert table.tiers is not None
     with uninterrupted():
         moved = table.tiers.rebalance()

@@ -31,7 +31,7 @@ def counts(table: TableParts, keys: Any) -> Array:
     # A key has a row or a pending count, never both.
     found = table.scores_of(keys)
     if table.pending is not None:
-        found |= table.pending.of(keys)
+        found |= table.pending.counts(keys)
     return table.backend.xp.minimum(found, np.uint64(2**63 - 1)).astype(np.int64)
 
 

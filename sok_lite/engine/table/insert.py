@@ -1,63 +1,66 @@
-"""New keys on their way into tables: from what a search has missed to rows.
+"""Insertion: keys that a search has missed get rows, in several tables at once.
 
- 1. Keys are told apart (`dedup`), and values are drawn for those that may get no row.
- 2. Where a table admits only some, it is decided which (admission.py).
- 3. Each table makes room: the index grows and rows are claimed.
- 4. Keys get slots, in which no search finds them yet. Where some find none the index grows, or
-    takes another seed, and they try again. A full "hybrid" table leaves this out.
- 5. Rows are written and given to their keys; in a full "hybrid" table a kernel says in the same
-    launch who goes. The results of the lookup follow.
- 6. The counters follow what kernels have counted.
+`insert_missing` goes through these steps:
 
-Tables go through these steps together, so that launches are made, and a device is waited for, as
-often for a thousand tables as for one. An error before the launches of 5 are made, for which
-`commit_launches` still finds memory, leaves every table as it was, but for its room. Signals wait
-until the end of all steps (find.py, `look_up_batch`).
+ 1. `_dedup_missing`: the missing keys of each table, without duplicates. `draw_launches` draws
+    initial values for those that may get no row.
+ 2. `_admit`: tables that admit only some new keys decide which (admission.py).
+ 3. `new_insertion`: each table makes room: its index grows, and rows are claimed.
+ 4. `_reserve_slots`: keys get slots of the index, in which no search finds them yet. Where some
+    find none the index grows, or takes another seed, and they try again. A full "hybrid" table
+    skips this.
+ 5. `commit_launches`: rows are written and given to their keys; in a full "hybrid" table the same
+    launch takes the slots of other keys. The results of the lookup follow.
+ 6. `settle`: the counters of the table follow what kernels have counted.
 
-Where an "hbm" table has room and no key is turned away, the index tells keys apart itself: see
-`ItemInsertion`. Native code does the same for tables that have room (kernels/ops/insertion.cpp).
+All tables take a step before the next one begins, so that launches are made, and a device is waited
+for, as often for a thousand tables as for one. An error before the launches of step 5 leaves every
+table as it was, but for its room. Signals wait until the end of all steps (find.py,
+`look_up_batch`).
+
+Where an "hbm" table has room and admits every key, its index removes duplicates itself, and steps
+1, 2 and 4 are skipped: see `ItemInsertion`. Native code does the same for tables that have room
+(kernels/ops/insertion.cpp). Writes of new keys take steps 3 to 6: `insert_keys`.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch, launch_all
-from sok_lite.backend.ragged import split
-from sok_lite.engine.dedup import Distinct, Missing, dedup
+from sok_lite.backend.ragged import split, split_offsets
+from sok_lite.engine.dedup import Missing, dedup
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.access import NewRows
 from sok_lite.engine.rows.allocator import Claim
-from sok_lite.engine.rows.store import NO_ROW, RowStore
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.admission import CountedKeys
 from sok_lite.engine.table.counters import Count, counter, new_counters
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted
 
-# Of more, a CPU tells keys apart faster in a scratch hash: that stays in its caches, and what then
-# goes through the keys has no gaps.
+# A CPU removes the duplicates of more items faster in a scratch hash: it stays in the caches, and
+# what then goes through the keys has no gaps.
 _MOST_ITEMS_ON_CPU = 4096
 _MOST_ITEMS = 1 << 30  # that `dedup` takes, too
-_SELECTION_BYTES = (
-    32  # that each key takes where evicted ones are selected: key, score, index, mask
-)
+# That each key takes where evicted ones are selected: key, score, index, mask.
+_SELECTION_BYTES = 32
 
-# Returns the launches that follow when new keys have their rows, (n,) uint32.
+# Takes the rows (n,) uint32 of new keys, and returns the launches that follow when they have them.
 WithRows = Callable[[Array], list[Launch]]
 
 
 class Output(NamedTuple):
-    """Rows that a lookup gives, of keys that lie one behind another.
+    """Memory for the rows of a lookup, of keys that lie one behind another.
 
     Attributes:
-      out: gets them: (m, dim) of the storage dtype from `store.output`; pooled, (batch, dim)
-        float32.
+      out: (m, dim) of the storage dtype from `store.output`; pooled, (batch, dim) float32.
       first, end: which of the table's keys they belong to.
-      row_splits: (batch + 1,) int64, from 0 to end - first: the rows are pooled; None: they are
-        given as they are.
+      row_splits: (batch + 1,) int64, from 0 to end - first, for pooled rows; None: no pooling.
       weights: (end - first,) float32, of pooled rows; None: all 1.
       combiner: "sum", "mean" or "sqrtn", of pooled rows.
     """
@@ -69,22 +72,27 @@ class Output(NamedTuple):
     weights: Array | None = None
     combiner: str = "sum"
 
+    def pooling(self) -> tuple[int, tuple[Any, ...]]:
+        """Returns the number of pooled rows, and the arguments of kernels that say how to pool."""
+        assert self.row_splits is not None
+        how = (self.row_splits, self.weights, COMBINERS[self.combiner])
+        return len(self.row_splits) - 1, how
+
 
 class LookupRequest(NamedTuple):
     """A lookup in one table.
 
     Attributes:
-      table: the table.
       size: number of its keys.
-      outputs: what is wanted beside row numbers: one that has all keys, or pooled ones that have
-        all keys together.
+      outputs: memory for rows: one for all keys, or pooled ones that have all keys together; none
+        if row numbers are enough.
       insert: whether keys without a row get one.
-      missing: what a key gives that has no row afterwards, "initial" or "zeros".
+      missing: the result of a key that has no row afterwards, "initial" or "zeros".
       filter_ratio: chance of a key without a row to get one this time.
       unique_keys: a promise that no key repeats.
       caller_scores: (size,) uint64, scores or increments of the caller's, of keys that do not
         repeat. Of a table that counts repeats they may: it is how often each item counts.
-      evicted: grows by what was evicted; None: it is not wanted.
+      evicted: a list that is extended by the evicted keys; None: they are not wanted.
       then: of an update, returns the launches that take the step, once all keys have their rows.
     """
 
@@ -100,42 +108,26 @@ class LookupRequest(NamedTuple):
     then: Callable[[], list[Launch]] | None = None
 
 
-def pooling(output: Output) -> tuple[int, tuple[Any, ...]]:
-    """Returns the rows of a pooled output, and how they are pooled, as kernels take it."""
-    assert output.row_splits is not None
-    how = (output.row_splits, output.weights, COMBINERS[output.combiner])
-    return len(output.row_splits) - 1, how
+# ---------------------------------------------------------------- missing keys of a lookup
 
 
-class Incomplete(NamedTuple):
-    """The counters after a search, by which the missing keys of each table are known.
-
-    Attributes:
-      counters: (num_tables, len(Count)) int64.
-      counted: what they say by now, on the host.
-      begin: (num_tables + 1,) int64, where the keys of each table start.
-    """
-
-    counters: Array
-    counted: list[list[int]]
-    begin: np.ndarray
-
-
-def complete(
+def insert_missing(
     backend: Backend,
     keys: Array,
     rows: Array,
     requests: Sequence[LookupRequest],
-    found: Incomplete,
+    counters: Array,
+    counted: list[list[int]],
     others: Sequence[Sequence[Launch]],
 ) -> list[int]:
-    """Inserts what is missing, or not, and writes what it belongs to.
+    """Inserts the missing keys of requests that insert, and writes the results of all of them.
 
     Args:
       keys: (n,) int64, of all requests, one after the other.
       rows: (n,) uint32, their row numbers, NO_ROW where missing; gets those of new keys.
       requests: one for each table.
-      found: what a search has found.
+      counters: (num_tables, len(Count)) int64, by which the search has counted.
+      counted: what is in them by now, on the host.
       others: lists of launches to be made when new keys get their rows.
 
     Returns:
@@ -144,63 +136,63 @@ def complete(
     Raises:
       MemoryError: no memory for the new keys; the tables are as they were.
     """
-    num_missing = [counts[Count.MISSING] for counts in found.counted]
+    num_missing = [counts[Count.MISSING] for counts in counted]
     tables = [i for i, count in enumerate(num_missing) if count]
-    can_insert_items = not others and all(
-        _inserts_items(requests[i], num_missing[i]) for i in tables
+    can_skip_dedup = not others and all(
+        _can_skip_dedup(requests[i], num_missing[i]) for i in tables
     )
-    if can_insert_items and _insert_items(backend, keys, rows, requests, found, tables):
+    if can_skip_dedup and _insert_items(backend, keys, rows, requests, counters, num_missing):
         return [0] * len(num_missing)
-    repeat = not all(requests[i].unique_keys for i in tables)
-    distinct = dedup(backend, keys, found.begin, Missing(rows, num_missing), repeat)
-    new = _new_keys(tables, rows, requests, found, distinct)
-    launch_all(*(each.draw_launches() for each in new.values()))
-    _admit(backend, found.counters, new)
-    inserting = {i: each.insertion() for i, each in new.items() if each.request.insert}
-    reading = [each.delivery_launches(None) for each in new.values() if not each.request.insert]
-    counted = insert_all(backend, found.counters, inserting, [*reading, *others])
-    for i in inserting:
-        num_missing[i] = counted[i][Count.NO_ROW] if counted else 0
+    missing = _dedup_missing(backend, keys, rows, requests, counters, counted)
+    launch_all(*(each.draw_launches() for each in missing.values()))
+    _admit(backend, counters, missing)
+    insertions = {i: each.new_insertion() for i, each in missing.items() if each.request.insert}
+    reading = [each.result_launches(None) for each in missing.values() if not each.request.insert]
+    counted_now = _insert_all(backend, counters, insertions, [*reading, *others])
+    for i in insertions:
+        num_missing[i] = counted_now[i][Count.NO_ROW] if counted_now else 0
     return num_missing
 
 
-class _New:
-    """The new keys of one table.
+@dataclass
+class _MissingKeys:
+    """The distinct missing keys of one request, through steps 1 to 3.
 
     Attributes:
-      request: to its table.
-      num_seen: how many keys the search has marked as seen.
-      rows: (request.size,) uint32, the row numbers of its keys.
-      number: (request.size,) int32, which new key each of them is, from `first` on; -1: it is none.
+      rows: (request.size,) uint32, row numbers of the items of the request.
+      inverse: (request.size,) int32, which of the missing keys each item has, counted from `first`;
+        -1: it was found.
       keys: (u,) int64.
-      values: (u, dim) storage, what a key gives that gets no row; None: zeros, or all get one.
+      counters: (len(Count),) int64, of the table.
+      num_seen: how many keys the search has found.
+      caller_scores: (u,) uint64, later (k,), scores or increments of the caller's; None: none.
+      values: (u, dim) storage, the results of keys that get no row; None: zeros, or all get one.
       are_drawn: whether `values` are drawn before it is known which keys get a row.
-      caller_scores: (u,) uint64, scores or increments of the caller's; None: there are none.
-      place: (u,) int32, which of the admitted keys each one is; None: all are.
-      admitted: (k,) int64, those.
-      source: (k,) int32, which of `keys` each of them is; None: key i the i-th.
-      counted_keys: new pending counts, which the insertion stores; None: there are none.
+      admitted: (k,) int64, the keys that may get a row; None: all, and so are the next two.
+      admitted_index: (u,) int32, which of the admitted each key is.
+      source: (k,) int32, which of `keys` each admitted one is.
+      counted_keys: new pending counts, which the insertion stores; None: none.
       num_first: how many of those were not counted before.
-      counters: (len(Count),) int64.
     """
 
-    def __init__(
-        self, request: LookupRequest, rows: Array, number: Array, first: int, keys: Array
-    ) -> None:
-        self.request, self.rows = request, rows
-        self.number, self.first, self.keys = number, first, keys
-        self.values: Array | None = None
-        self.are_drawn = False
-        self.caller_scores: Array | None = None
-        self.place: Array | None = None
-        self.admitted, self.source = keys, None
-        self.counted_keys: CountedKeys | None = None
-        self.num_first = self.num_seen = 0
-        self.counters: Array
+    request: LookupRequest
+    rows: Array
+    inverse: Array
+    first: int
+    keys: Array
+    counters: Array
+    num_seen: int = 0
+    caller_scores: Array | None = None
+    values: Array | None = None
+    are_drawn: bool = False
+    admitted: Array | None = None
+    admitted_index: Array | None = None
+    source: Array | None = None
+    counted_keys: CountedKeys | None = None
+    num_first: int = 0
 
     def draw_launches(self) -> list[Launch]:
-        """Returns the launches that write `values`, where they are wanted and may be of many
-        keys."""
+        """Allocates `values` where keys may get no row; returns the launches that write them."""
         request, table = self.request, self.request.table
         if request.missing != "initial" or not request.outputs:
             return []
@@ -213,38 +205,39 @@ class _New:
         self.are_drawn = True
         return [table.draw_launch(self.values, self.keys)]
 
-    def insertion(self) -> "Insertion":
-        """Returns the insertion of the keys, which has made room for them."""
+    def new_insertion(self) -> "Insertion":
+        """Makes room for the admitted keys; returns their insertion."""
         request, table = self.request, self.request.table
+        keys = self.keys if self.admitted is None else self.admitted
         new = NewKeys(
-            self.admitted,
+            keys,
             table.clock.now,
             scores=self.caller_scores,
             values=self.values if self.are_drawn else None,
             source=self.source,
             refused_values=None if self.are_drawn else self.values,
             are_updated=request.then is not None,
+            evicted=request.evicted,
+            num_seen=self.num_seen,
+            num_turned_away=int(self.keys.size - keys.size),
+            num_first=self.num_first,
         )
-        made: Insertion = table.new_insertion(new, self.counters, self.delivery_launches)
-        made.evicted, made.num_seen = request.evicted, self.num_seen
-        if self.place is not None:
-            made.num_turned_away = int(self.keys.size - self.admitted.size)
-            made.is_counted = True  # these keys have no row, as the counters say
+        before: list[Launch] = []
         if self.counted_keys is not None and table.pending is not None:
-            made.before += table.pending.store_launches(self.counted_keys, self.num_first)
-            made.num_first = self.num_first
+            before = table.pending.store_launches(self.counted_keys, self.num_first)
+        made: Insertion = table.new_insertion(new, self.counters, before, self.result_launches)
         return made
 
-    def delivery_launches(self, new_rows: Array | None) -> list[Launch]:
-        """Returns the launches that follow when the admitted keys have their rows (k,) uint32;
-        None: none get any."""
+    def result_launches(self, new_rows: Array | None) -> list[Launch]:
+        """Returns the launches that write the results of the request, when the admitted keys have
+        their rows (k,) uint32; None: none get any."""
         table, all_rows, n = self.request.table, new_rows, int(self.keys.size)
         launches: list[Launch] = []
-        if self.place is not None and new_rows is not None:
+        if self.admitted_index is not None and new_rows is not None:
             all_rows = table.backend.xp.empty(n, np.uint32)
-            spread = (self.place, new_rows, all_rows, n)
+            spread = (self.admitted_index, new_rows, all_rows, n)
             launches.append(table.backend.prepared("admission_spread", n, *spread))
-        got = NewRows(self.number, self.first, all_rows, self.values)
+        got = NewRows(self.inverse, self.first, all_rows, self.values)
         num_without_row = counter(self.counters, Count.NO_ROW)
         is_pooled = False
         for output in self.request.outputs:
@@ -264,7 +257,7 @@ class _New:
         """Returns the launch that pools anew the rows that have a key that was missing."""
         table, first, end = self.request.table, output.first, output.end
         *where, _ = table.store.place()
-        batch, how = pooling(output)
+        batch, how = output.pooling()
         values = None if got.values is None else got.values.view(np.uint8).reshape(-1)
         arguments = (
             *(*where, got.number[first:end], got.first, got.rows, values),
@@ -273,35 +266,40 @@ class _New:
         return table.backend.prepared(f"pool_again_{table.row_dtype.suffix}", batch, *arguments)
 
 
-def _new_keys(
-    tables: Sequence[int],
+def _dedup_missing(
+    backend: Backend,
+    keys: Array,
     rows: Array,
     requests: Sequence[LookupRequest],
-    found: Incomplete,
-    distinct: Distinct,
-) -> dict[int, _New]:
-    """Returns the new keys of each of some tables."""
-    sizes = np.diff(found.begin)
-    its_rows, its_numbers = split(rows, sizes), split(distinct.inverse, sizes)
-    new_keys = split(distinct.keys, distinct.sizes)
-    starts = distinct.starts.tolist()
-    new = {}
+    counters: Array,
+    counted: list[list[int]],
+) -> dict[int, _MissingKeys]:
+    """Returns the distinct missing keys of each request that has any, by the number of its
+    table."""
+    num_missing = [counts[Count.MISSING] for counts in counted]
+    tables = [i for i, count in enumerate(num_missing) if count]
+    sizes = [each.size for each in requests]
+    begin = split_offsets(sizes)
+    repeat = not all(requests[i].unique_keys for i in tables)
+    distinct = dedup(backend, keys, begin, Missing(rows, num_missing), repeat)
+    its_rows, its_inverse = split(rows, sizes), split(distinct.inverse, sizes)
+    its_keys, starts = split(distinct.keys, distinct.sizes), distinct.starts.tolist()
+    missing = {}
     for i in tables:
-        each = _New(requests[i], its_rows[i], its_numbers[i], starts[i], new_keys[i])
-        each.num_seen, each.counters = found.counted[i][Count.SEEN], found.counters[i]
+        its = (its_rows[i], its_inverse[i], starts[i], its_keys[i], counters[i])
+        missing[i] = _MissingKeys(requests[i], *its, num_seen=counted[i][Count.SEEN])
         caller_scores = requests[i].caller_scores
         if caller_scores is not None:
-            items = distinct.first[starts[i] : starts[i + 1]] - np.int32(found.begin[i])
-            each.caller_scores = requests[i].table.backend.xp.take(caller_scores, items)
-        new[i] = each
-    return new
+            items = distinct.first[starts[i] : starts[i + 1]] - np.int32(begin[i])
+            missing[i].caller_scores = backend.xp.take(caller_scores, items)
+    return missing
 
 
-def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
-    """Decides which new keys get a row now, where that is not all of them."""
+def _admit(backend: Backend, counters: Array, missing: dict[int, _MissingKeys]) -> None:
+    """Decides which missing keys may get a row now, in tables that turn some away."""
     choosing = {
         i: each
-        for i, each in new.items()
+        for i, each in missing.items()
         if each.request.insert and each.request.table.may_turn_away(each.request.filter_ratio)
     }
     if not choosing:
@@ -322,11 +320,11 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     before, listing = 0, []
     for (i, each), its_mask, its_sums in zip(choosing.items(), masks, sums, strict=True):
         n, count = int(each.keys.size), counted[i][Count.ADMITTED]
-        keys, each.admitted = each.keys, xp.empty(count, np.int64)
-        each.place, each.source = xp.empty(n, np.int32), xp.empty(count, np.int32)
         each.num_first = counted[i][Count.FIRST_SEEN]
-        admitted = (each.place, each.admitted, each.source)
-        arguments = (keys, its_mask, its_sums, before, *admitted, n)
+        each.admitted, each.source = xp.empty(count, np.int64), xp.empty(count, np.int32)
+        each.admitted_index = xp.empty(n, np.int32)
+        lists = (each.admitted_index, each.admitted, each.source)
+        arguments = (each.keys, its_mask, its_sums, before, *lists, n)
         listing.append([each.request.table.backend.prepared("admission_list", n, *arguments)])
         before += count
     launch_all(*listing)
@@ -335,11 +333,11 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
             each.caller_scores = xp.take(each.caller_scores, each.source)
 
 
-# ---------------------------------------------------------------- insertion
+# ---------------------------------------------------------------- new keys of a lookup or a write
 
 
 class NewKeys(NamedTuple):
-    """Keys that are to be inserted.
+    """Keys to insert into one table.
 
     Attributes:
       keys: (n,) int64, distinct and missing.
@@ -349,8 +347,12 @@ class NewKeys(NamedTuple):
       values: (m, dim) storage, what their rows begin with; None: the initial values of the keys.
       source: (n,) int32, which of `values` each key has; None: key i the i-th.
       refused_values: (n, dim) storage, without `values`: gets the initial values of keys that are
-        refused; None: nobody wants them.
+        refused; None: they are not wanted.
       are_updated: whether they come with an update, which leaves out those that are refused.
+      evicted: a list that is extended by the evicted keys; None: they are not wanted.
+      num_seen: how many keys the lookup has found; None: it is no lookup.
+      num_turned_away: how many other keys of the lookup were not admitted.
+      num_first: how many keys have a pending count from now on.
     """
 
     keys: Array
@@ -361,42 +363,44 @@ class NewKeys(NamedTuple):
     source: Array | None = None
     refused_values: Array | None = None
     are_updated: bool = False
+    evicted: list[Any] | None = None
+    num_seen: int | None = None
+    num_turned_away: int = 0
+    num_first: int = 0
 
 
 class Insertion:
-    """The new keys of one table, from step 3 on. It makes room when it is made.
+    """The insertion of new keys into one table, steps 3 to 6. It makes room when it is made.
 
     Args:
-      table: the table.
-      new: its new keys.
       counters: (len(Count),) int64, of this table.
+      before: launches that are made before those of step 5; none of the index, which may grow.
       after: returns the launches that follow when the keys have their rows; NO_ROW if refused.
 
     Attributes:
-      before: launches that are made in front; none of the index, which may grow first.
-      evicted: grows by what was evicted; None: it is not wanted.
-      num_seen: how many keys its lookup has found; None: it is no lookup.
-      num_first: of `before`, how many keys have a pending count from now on.
-      num_turned_away: new keys of the call that were not admitted.
-      reserves: whether keys are to be given slots before they get rows.
-      has_slots: whether they have such slots, which `take_back` gives back.
-      is_counted: whether `settle` needs what kernels have counted.
+      reserves: whether keys still need slots before they get rows.
+      has_slots: whether they have such slots, which `release_slots` gives back.
+      needs_counts: whether keys may be left without a row, so that kernels' counts are needed.
       rows: (n,) uint32, gets the rows of the keys.
     """
 
     reserves = True
     has_slots = False
-    is_counted = False
-    evicted: list[Any] | None = None
-    num_seen: int | None = None
-    num_first = num_turned_away = 0
+    needs_counts = False
+    _placed: Any  # the slots of the keys
 
-    def __init__(self, table: TableParts, new: NewKeys, counters: Array, after: WithRows) -> None:
+    def __init__(
+        self,
+        table: TableParts,
+        new: NewKeys,
+        counters: Array,
+        before: list[Launch],
+        after: WithRows,
+    ) -> None:
         self._table: TableParts = table
         self._index: Any = table.index
-        self._new, self._counters, self._after = new, counters, after
+        self._new, self._counters, self._before, self._after = new, counters, before, after
         self._n = int(new.keys.size)
-        self.before: list[Launch] = []
         self._claim: Claim = table.make_room(self._n)
         self._num_refused = 0
         self._has_new_seed = False
@@ -406,12 +410,8 @@ class Insertion:
         """Returns the launch that gives slots to the keys, in which no search finds them."""
         raise NotImplementedError
 
-    def look_at(self, counted: list[int]) -> None:
-        """Goes on after `reserve_launch`: if keys were refused it takes the slots back, and gives
-        the index another size or seed; then `reserves` says whether to try again.
-
-        Args:
-          counted: what kernels have counted.
+    def check_slots(self, counted: list[int]) -> None:
+        """Ends step 4 if all keys have slots. Else releases them, and grows or reseeds the index.
 
         Raises:
           MemoryError: no memory for another index; it is as it was.
@@ -421,49 +421,24 @@ class Insertion:
             self.reserves = False
             return
         self._num_refused = counted[Count.REFUSED]
-        self.take_back()
+        self.release_slots()
         self._change_index()
 
     def _change_index(self) -> None:
-        raise NotImplementedError
+        if self._has_new_seed:
+            raise self._index.error_of_chosen_keys()
+        self._has_new_seed = True
+        self._index.take_new_seed()
 
-    def take_back(self) -> None:
-        """Takes slots back that keys have. It needs no memory."""
+    def release_slots(self) -> None:
+        """Gives back slots that keys have. It needs no memory."""
         if self.has_slots:
             self.has_slots = False
-            self._take_back()
-
-    def _take_back(self) -> None:
-        raise NotImplementedError
+            self._index.take_back(self._new.keys, self._placed)
 
     def commit_launches(self) -> list[Launch]:
         """Returns the launches of step 5."""
         raise NotImplementedError
-
-    def settle(self, counted: list[int]) -> None:
-        """Brings the counters to what kernels have done.
-
-        Args:
-          counted: what they have counted, where `is_counted`.
-        """
-        table = self._table
-        if self.num_seen is not None:  # by the rows that were far before
-            table.count_lookup(self.num_seen + self._n)
-        if table.pending is not None:
-            table.pending.record.size += self.num_first
-        table.counters.not_admitted += self.num_turned_away
-        self._settle(counted)
-
-    def _settle(self, counted: list[int]) -> None:
-        """Of keys all of which have got rows."""
-        self._table.store.take(self._claim)
-        self._index.record.size += self._n
-        self._table.counters.inserted += self._n
-
-    def finish(self) -> None:
-        """Does what may still fail, when all of the call is in place."""
-        if self._table.store.has_far_file:
-            self._table.store.trim()
 
     def _content_launch(self) -> Launch:
         """Returns the launch that writes what the rows of the keys begin with."""
@@ -472,6 +447,15 @@ class Insertion:
             return table.store.write_launch(self.rows, new.values, source=new.source)
         where = (table.backend, table.store, self.rows, new.keys, table.table_seed)
         return table.initializer.fill_launch(*where, new.refused_values)
+
+    def settle(self, counted: list[int]) -> None:
+        """Updates the counters of a table all of whose new keys have got rows."""
+        self._table.store.take(self._claim)
+        self._index.record.size += self._n
+        self._table.counters.inserted += self._n
+
+    def finish(self) -> None:
+        """Does what may still fail, when all tables are settled."""
 
 
 class DetInsertion(Insertion):
@@ -482,25 +466,14 @@ class DetInsertion(Insertion):
         self._placed = self._table.backend.xp.empty(self._n, np.int64)
 
     def reserve_launch(self) -> Launch:
-        num_refused = counter(self._counters, Count.REFUSED)
-        new = self._new
-        launch: Launch = self._index.reserve_launch(
-            new.keys, new.lookup_number, self._placed, num_refused
-        )
+        refused = counter(self._counters, Count.REFUSED)
+        where = (self._new.keys, self._new.lookup_number, self._placed, refused)
+        launch: Launch = self._index.reserve_launch(*where)
         return launch
-
-    def _change_index(self) -> None:
-        if self._has_new_seed:
-            raise self._index.error_of_chosen_keys()
-        self._has_new_seed = True
-        self._index.take_new_seed()
-
-    def _take_back(self) -> None:
-        self._index.take_back(self._new.keys, self._placed)
 
     def commit_launches(self) -> list[Launch]:
         return [
-            *self.before,
+            *self._before,
             *self._table.store.list_launches(self._claim, self._placed),
             self._content_launch(),
             *self._after(self.rows),
@@ -508,33 +481,36 @@ class DetInsertion(Insertion):
 
 
 class HkvInsertion(Insertion):
-    """New keys of a "hybrid" table: it grows, or they take the places of others, or are refused.
-
-    Which keys go is known when it has happened.
-    """
+    """New keys of a "hybrid" table: it grows; at its full size it evicts other keys, or refuses
+    new ones. Which keys go is known when it has happened."""
 
     def __init__(self, table: TableParts, new: NewKeys, *args: Any) -> None:
         super().__init__(table, _with_pending_counts(table, new), *args)
         self._placed = self._index.unplaced(self._n)
+        self.needs_counts = new.num_turned_away > 0 or table.pending is not None
         self._evicts = False
-        self._reserve_or_evict()
+        self._choose_eviction()
 
-    def _reserve_or_evict(self) -> None:
-        index = self._index
-        is_sparse = index.is_sparse(self._n) and not self._has_new_seed
-        self._evicts = index.is_full_size and not is_sparse
+    def _choose_eviction(self) -> None:
+        """Evicts at full size, unless the index is sparse: full buckets are then no accident, and
+        another seed is tried first."""
+        is_sparse = self._index.is_sparse(self._n) and not self._has_new_seed
+        self._evicts = self._index.is_full_size and not is_sparse
         self.reserves = not self._evicts
         if self._evicts:
-            self.is_counted = True
+            self.needs_counts = True
             self.rows = self._table.backend.xp.empty(self._n, np.uint32)
 
     def reserve_launch(self) -> Launch:
-        """With eviction all keys get rows by the same launch."""
-        new, index = self._new, self._index
-        claim, rows = (self._claim, self.rows) if self._evicts else (None, None)
+        return self._place_launch(None, None)
+
+    def _place_launch(self, claim: Claim | None, rows: Array | None) -> Launch:
+        """Returns the launch that gives slots to the keys; with a claim rows as well, and by
+        evicting others."""
+        new = self._new
         counts = counter(self._counters, Count.REFUSED, Count.EVICTED)
         where = (new.keys, new.lookup_number, new.scores, self._placed, counts, claim, rows)
-        launch: Launch = index.reserve_launch(
+        launch: Launch = self._index.reserve_launch(
             *where, are_scores=new.are_scores, scores_follow=self._table.sees_updates
         )
         return launch
@@ -549,33 +525,25 @@ class HkvInsertion(Insertion):
             raise index.error_of_chosen_keys()
         else:
             self._has_new_seed = True
-            self._take_new_seed()
-        self._reserve_or_evict()
-
-    def _take_new_seed(self) -> None:
-        """Gives the keys of a sparse index other places, if it can."""
-        if self._index.is_full_size:
-            with contextlib.suppress(MemoryError):  # then it evicts
-                self._index.take_new_seed()
-        elif not self._index.take_new_seed():
-            raise self._index.error_of_chosen_keys()
-
-    def _take_back(self) -> None:
-        self._index.take_back(self._new.keys, self._placed)
+            if index.is_full_size:
+                with contextlib.suppress(MemoryError):  # then it evicts
+                    index.take_new_seed()
+            elif not index.take_new_seed():
+                raise index.error_of_chosen_keys()
+        self._choose_eviction()
 
     def commit_launches(self) -> list[Launch]:
         table, keys = self._table, self._new.keys
         if self._evicts:
-            giving = self._evicting_launches()
+            giving = self._evict_launches()
         else:
             giving = table.store.list_launches(self._claim, self._placed.slots)
         forgetting = []
         if table.pending is not None:
-            self.is_counted = True
             num_forgotten = counter(self._counters, Count.FORGOTTEN)
             forgetting = [table.pending.erase_found_launch(keys, self.rows, num_forgotten)]
         return [
-            *self.before,
+            *self._before,
             *giving,
             self._content_launch(),
             *([] if table.tiers is None else table.tiers.assign_launches(self.rows, keys)),
@@ -583,28 +551,40 @@ class HkvInsertion(Insertion):
             *forgetting,
         ]
 
-    def _evicting_launches(self) -> list[Launch]:
+    def _evict_launches(self) -> list[Launch]:
+        """Returns the launches that give slots and rows to the keys, log and read what they evict,
+        and reset the optimizer states."""
         table, placed, n = self._table, self._placed, self._n
-        launches = [self.reserve_launch()]
+        launches = [self._place_launch(self._claim, self.rows)]
         if table.removals is not None:
             num_again = counter(self._counters, Count.LOGGED)
             those = (placed.evicted_keys, placed.evicted_rows, self._new.lookup_number)
             most = min(n, self._index.size)
             launches += table.removals.evicted_launches(*those, most, num_again)
-        if self.evicted is not None:
+        if self._new.evicted is not None:
             self._last_values = table.store.output(n)
             # When `finish` selects from them it is too late to run out of memory.
             spare = int(self._last_values.nbytes) + _SELECTION_BYTES * n
             self._spare = table.backend.xp.empty(spare, np.uint8)
             launches.append(table.store.read_launch(placed.evicted_rows, self._last_values))
-        return [*launches, *_first_states(table.store, self.rows, placed.evicted_rows)]
+        has_values = table.store.states_with_values  # others are zeros, as new memory is
+        return launches + [
+            table.store.fill_launch(
+                state, self.rows if state in has_values else placed.evicted_rows
+            )
+            for state in table.store.state_names
+        ]
 
-    def _settle(self, counted: list[int]) -> None:
-        table = self._table
+    def settle(self, counted: list[int]) -> None:
+        table, new = self._table, self._new
+        if new.num_seen is not None:  # by the rows that were far before
+            table.count_lookup(new.num_seen + self._n)
+        table.counters.not_admitted += new.num_turned_away
         if table.pending is not None:
+            table.pending.record.size += new.num_first
             table.pending.note_erased(counted[Count.FORGOTTEN])
         if not self._evicts:
-            super()._settle(counted)
+            super().settle(counted)
             return
         num_placed, num_evicted = counted[Count.PLACED], counted[Count.EVICTED]
         num_refused = self._n - num_placed
@@ -613,7 +593,7 @@ class HkvInsertion(Insertion):
         table.counters.inserted += num_placed
         table.counters.evicted += num_evicted
         table.counters.refused += num_refused
-        table.counters.not_updated += num_refused * self._new.are_updated
+        table.counters.not_updated += num_refused * new.are_updated
         if num_evicted:
             table.renew()
         table.refused = (num_refused, self._n)
@@ -621,13 +601,14 @@ class HkvInsertion(Insertion):
             table.removals.note_evicted(counted[Count.LOGGED], num_evicted)
 
     def finish(self) -> None:
-        super().finish()
-        if self._evicts and self.evicted is not None:
+        if self._table.store.has_far_file:
+            self._table.store.trim()
+        if self._evicts and self._new.evicted is not None:
             del self._spare
             _, keys, rows, scores = self._placed
             has_evicted = rows != np.uint32(NO_ROW)
             evicted = (keys[has_evicted], self._last_values[has_evicted], scores[has_evicted])
-            self.evicted.append(Evicted(*evicted))
+            self._new.evicted.append(Evicted(*evicted))
 
 
 def _with_pending_counts(table: TableParts, new: NewKeys) -> NewKeys:
@@ -637,58 +618,47 @@ def _with_pending_counts(table: TableParts, new: NewKeys) -> NewKeys:
         return new
     xp = table.backend.xp
     added = np.uint64(1) if new.scores is None else new.scores
-    scores = table.pending.of(new.keys).astype(np.uint64) + added
+    scores = table.pending.counts(new.keys).astype(np.uint64) + added
     scores = xp.where(scores < added, ~np.uint64(0), scores)
     return new._replace(scores=scores, are_scores=False)
 
 
-def _first_states(store: RowStore, rows: Array, evicted_rows: Array) -> list[Launch]:
-    """Returns the launches that give rows (n,) uint32 their first states; new memory has zeros."""
-    has_values = store.states_with_values
-    return [
-        store.fill_launch(state, rows if state in has_values else evicted_rows)
-        for state in store.state_names
-    ]
+def insert_keys(table: TableParts, new: NewKeys, before: list[Launch], after: WithRows) -> None:
+    """Inserts keys of a write into one table; `before` and `after` as of `Insertion`."""
+    counters = new_counters(table.backend, 1)
+    made: Insertion = table.new_insertion(new, counters[0], before, after)
+    _insert_all(table.backend, counters, {0: made}, ())
 
 
-def insert_all(
+def _insert_all(
     backend: Backend,
     counters: Array,
     insertions: dict[int, Insertion],
-    others: Iterable[Sequence[Launch]] = (),
+    others: Sequence[Sequence[Launch]],
 ) -> list[list[int]] | None:
-    """Makes insertions into different tables, steps 4 to 6.
+    """Takes steps 4 to 6.
 
     Args:
-      backend: of all of them.
       counters: (num_tables, len(Count)) int64.
       insertions: by the number of the table.
       others: lists of launches to be made when new keys get their rows.
 
     Returns:
-      The counters, where an insertion `is_counted`.
+      What kernels have counted, for each table; None: no insertion needs it.
 
     Raises:
-      Whatever an insertion raises while it prepares. None of them is made then.
+      What an insertion raises before step 5. Then nothing is inserted.
     """
     try:
-        waiting = {i: each for i, each in insertions.items() if each.reserves}
-        while waiting:
-            launch_all(*([each.reserve_launch()] for each in waiting.values()))
-            for each in waiting.values():
-                each.has_slots = True
-            counted = backend.to_host(counters).tolist()
-            for i, each in waiting.items():
-                each.look_at(counted[i])
-            waiting = {i: each for i, each in waiting.items() if each.reserves}
+        _reserve_slots(backend, counters, insertions)
         launches = [each.commit_launches() for each in insertions.values()]
     except BaseException:
         for each in insertions.values():
-            each.take_back()
+            each.release_slots()
         raise
     launch_all(*launches, *others)
     counted = None
-    if any(each.is_counted for each in insertions.values()):
+    if any(each.needs_counts for each in insertions.values()):
         counted = backend.to_host(counters).tolist()
     for i, each in insertions.items():
         each.settle(counted[i] if counted else [])
@@ -697,32 +667,20 @@ def insert_all(
     return counted
 
 
-def insert(
-    table: TableParts,
-    new: NewKeys,
-    before: list[Launch],
-    after: WithRows,
-    evicted: list[Any] | None = None,
-) -> None:
-    """Inserts keys into one table.
-
-    Args:
-      before: launches that are made in front; none of the index, which may grow first.
-      after: returns those that follow when the keys have their rows; NO_ROW if refused.
-      evicted: grows by what was evicted; None: it is not wanted.
-    """
-    counters = new_counters(table.backend, 1)
-    made: Insertion = table.new_insertion(new, counters[0], after)
-    made.before, made.evicted = before, evicted
-    insert_all(table.backend, counters, {0: made})
+def _reserve_slots(backend: Backend, counters: Array, insertions: dict[int, Insertion]) -> None:
+    waiting = {i: each for i, each in insertions.items() if each.reserves}
+    while waiting:
+        launch_all(*([each.reserve_launch()] for each in waiting.values()))
+        for each in waiting.values():
+            each.has_slots = True
+        counted = backend.to_host(counters).tolist()
+        for i, each in waiting.items():
+            each.check_slots(counted[i])
+        waiting = {i: each for i, each in waiting.items() if each.reserves}
 
 
 def claim_rows(table: TableParts, count: int) -> Claim:
-    """Chooses rows for keys.
-
-    Raises:
-      MemoryError: it names the table.
-    """
+    """Claims rows for keys; a MemoryError names the table."""
     try:
         return table.store.claim(count)
     except MemoryError as error:
@@ -734,7 +692,7 @@ def claim_rows(table: TableParts, count: int) -> Claim:
 
 
 def gather_evicted(table: TableParts, parts: list[Evicted]) -> Evicted:
-    """Returns together what was evicted, whose keys are int64 as yet."""
+    """Joins evicted entries, whose keys are still int64."""
     xp = table.backend.xp
     keys = xp.concatenate([xp.empty(0, np.int64), *(part.keys for part in parts)])
     empty = xp.empty((0, table.dim), table.row_dtype.storage)
@@ -743,59 +701,47 @@ def gather_evicted(table: TableParts, parts: list[Evicted]) -> Evicted:
     return Evicted(table.key_dtype.from_int64(xp, keys), values, scores)
 
 
-# ---------------------------------------------------------------- items as they come
+# ---------------------------------------------------------------- without dedup
 
 
 class ItemInsertion:
-    """Keys of an "hbm" table as a lookup has them, which the index tells apart itself.
-
-    Room is made for as many keys as there are items without a row, with those that repeat.
+    """The insertion of missing items into an "hbm" table, whose index removes duplicates itself.
 
     Args:
-      table: the table.
-      new: its items.
-      most: how many of them are missing.
+      items: `keys`, `rows` and `inverse` are of all items of the lookup.
+      num_missing: how many of them are missing: room is made for as many keys.
+
+    Attributes:
+      taken: (n,) uint32, gets the row of one item of each new key, NO_ROW of the others.
     """
 
-    def __init__(self, table: TableParts, new: _New, most: int) -> None:
-        self._table: TableParts = table
-        self._index: Any = table.index
-        self._new = new
-        xp, n = table.backend.xp, int(new.keys.size)
-        self._claim: Claim = table.make_room(most)
-        self._placed, self._taken = xp.empty(n, np.int64), xp.empty(n, np.uint32)
+    def __init__(self, items: _MissingKeys, num_missing: int) -> None:
+        self.items, self.table = items, items.request.table
+        self.index: Any = self.table.index
+        xp, n = self.table.backend.xp, int(items.keys.size)
+        self.claim: Claim = self.table.make_room(num_missing)
+        self.placed, self.taken = xp.empty(n, np.int64), xp.empty(n, np.uint32)
 
     def launches(self) -> list[Launch]:
         """Returns the launches of step 5."""
-        table, new, store = self._table, self._new, self._table.store
-        first = (table.backend, store, self._taken, new.keys, table.table_seed)
+        table, items, store = self.table, self.items, self.table.store
+        first = (table.backend, store, self.taken, items.keys, table.table_seed)
         return [
-            *self._index.insert_items_launches(
-                *(new.keys, new.rows, table.clock.now, self._claim),
-                (self._placed, new.number, self._taken),
-                counter(new.counters, Count.REFUSED, Count.USED),
+            *self.index.insert_items_launches(
+                *(items.keys, items.rows, table.clock.now, self.claim),
+                (self.placed, items.inverse, self.taken),
+                counter(items.counters, Count.REFUSED, Count.USED),
             ),
             table.initializer.fill_launch(*first),
-            *(store.fill_launch(state, self._taken) for state in store.states_with_values),
-            *new.delivery_launches(new.rows),
+            *(store.fill_launch(state, self.taken) for state in store.states_with_values),
+            *items.result_launches(items.rows),
         ]
 
-    def settle(self, counted: list[int]) -> None:
-        """Brings the counters to what the kernels have done."""
-        used = counted[Count.USED]
-        self._table.store.take(self._claim, used)
-        self._index.record.size += used
-        self._table.counters.inserted += used
-
-    def take_back(self) -> None:
-        """Takes back what the kernels have done to the index. It needs no memory."""
-        self._index.take_back(self._new.keys, self._placed, self._taken)
-
-    def clear_results(self) -> None:
-        """Clears the results of what was taken back, so that another insertion gives them."""
-        new = self._new
-        new.rows[new.number >= 0] = NO_ROW
-        new.counters[Count.REFUSED : Count.USED + 1] = 0
+    def settle(self, num_new: int) -> None:
+        """Updates the counters of the table by its new keys."""
+        self.table.store.take(self.claim, num_new)
+        self.index.record.size += num_new
+        self.table.counters.inserted += num_new
 
 
 def _insert_items(
@@ -803,37 +749,35 @@ def _insert_items(
     keys: Array,
     rows: Array,
     requests: Sequence[LookupRequest],
-    found: Incomplete,
-    tables: Sequence[int],
+    counters: Array,
+    num_missing: Sequence[int],
 ) -> bool:
-    """Inserts the missing keys of some tables as they come.
-
-    Returns:
-      Whether it did. If keys of one table found no slot, all are as they were.
-    """
-    sizes = np.diff(found.begin)
-    number = backend.xp.empty(int(keys.size), np.int32)
-    its_keys, its_rows, its_numbers = (split(each, sizes) for each in (keys, rows, number))
-    items = {}
-    for i in tables:
-        new = _New(requests[i], its_rows[i], its_numbers[i], 0, its_keys[i])
-        new.counters = found.counters[i]
-        items[i] = ItemInsertion(requests[i].table, new, found.counted[i][Count.MISSING])
-    launch_all(*[each.launches() for each in items.values()])
-    counted = backend.to_host(found.counters).tolist()
-    if not any(counted[i][Count.REFUSED] for i in tables):
-        for i, each in items.items():
-            each.settle(counted[i])
+    """Inserts missing keys without dedup; returns whether it did. If keys of one table found no
+    slot, all tables are as they were."""
+    sizes = [each.size for each in requests]
+    inverse = backend.xp.empty(int(keys.size), np.int32)
+    its_keys, its_rows, its_inverse = (split(each, sizes) for each in (keys, rows, inverse))
+    insertions = {}
+    for i, count in enumerate(num_missing):
+        if count:
+            items = (its_rows[i], its_inverse[i], 0, its_keys[i], counters[i])
+            insertions[i] = ItemInsertion(_MissingKeys(requests[i], *items), count)
+    launch_all(*[each.launches() for each in insertions.values()])
+    counted = backend.to_host(counters).tolist()
+    if not any(counted[i][Count.REFUSED] for i in insertions):
+        for i, each in insertions.items():
+            each.settle(counted[i][Count.USED])
         return True
-    for each in items.values():  # of all tables, before anything needs memory
-        each.take_back()
-    for each in items.values():
-        each.clear_results()
+    for each in insertions.values():  # of all tables, before anything needs memory
+        each.index.take_back(each.items.keys, each.placed, each.taken)
+    for each in insertions.values():
+        each.items.rows[each.items.inverse >= 0] = NO_ROW
+        each.items.counters[Count.REFUSED : Count.USED + 1] = 0
     return False
 
 
-def _inserts_items(request: LookupRequest, num_missing: int) -> bool:
-    """Whether a request is to insert all missing keys, and its table can do so as they come."""
+def _can_skip_dedup(request: LookupRequest, num_missing: int) -> bool:
+    """Whether a request inserts all its missing keys, and the index may remove duplicates."""
     if not request.insert or request.then is not None:
         return False
     is_few = num_missing <= most_new_items(request.table.backend)
@@ -841,5 +785,5 @@ def _inserts_items(request: LookupRequest, num_missing: int) -> bool:
 
 
 def most_new_items(backend: Backend) -> int:
-    """Returns how many items of a table without a row are inserted as they come, at most."""
+    """Returns up to how many missing items of a table are inserted without dedup."""
     return _MOST_ITEMS_ON_CPU if backend.name == "cpu" else _MOST_ITEMS

@@ -1,8 +1,8 @@
-"""The keys of a table's last gradient and their row numbers.
+"""A cache of row numbers: the keys of a table's last gradient, and their rows.
 
-They are most likely those of the update that follows, which spares its search so. Where they lie is
-in the table's record. Native code writes them to memory that there is room in, and notes them;
-Python notes where they lie already.
+They are most likely those of the update that follows, which then needs no search. The table's
+record has their addresses. Native code copies them to memory that `make_room` allocates; Python
+notes the arrays that it has.
 """
 
 import struct
@@ -16,7 +16,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.engine.table.exclusive import unless_in_use
 from sok_lite.engine.table.record import GradientRecord, TableRecord
 
-_FEWEST = 1024  # keys that there is room for, once there is any
+_MIN_ROOM = 1024  # keys
 
 
 class KnownRows(NamedTuple):
@@ -26,10 +26,9 @@ class KnownRows(NamedTuple):
       keys: address of (size,) int64.
       rows: address of (size,) uint32, their row numbers, or NO_ROW.
       size: how many they are; -1: nothing is known.
-      row_epoch: when the table gave the row numbers.
-      is_complete: whether all of the keys had one, which is known; if not, some may have had none.
-      lookup_number: of the lookup that looked them up and has noted when they were last seen; 0: it
-        has not.
+      row_epoch: of the table, when the row numbers were found.
+      is_complete: 1: all keys had a row; 0: some may have had none.
+      lookup_number: of the lookup that has marked them as seen; 0: it has not.
     """
 
     keys: int
@@ -46,44 +45,40 @@ _FIRST_OF_ROOM = _FIRST + GradientRecord.room_keys.offset
 
 
 class LastGradient:
-    """What is known of the last gradient of a table. Whoever calls a method has the table's lock.
-
-    Args:
-      record: of the table.
-    """
+    """The row numbers known from the last gradient of a table. Hold the table's lock in its
+    methods."""
 
     __slots__ = ("_kept", "_record", "_room")
 
     def __init__(self, record: TableRecord) -> None:
         self._record = record
         self._kept: Any = None  # keys and rows that Python has noted
-        self._room: Any = None  # that native code notes
+        self._room: Any = None  # memory for those of native code
 
     def read(self) -> KnownRows:
-        """Returns what is known: the memory stays as long as the table's lock is held."""
+        """Returns addresses, which are valid as long as the table's lock is held."""
         return KnownRows._make(_WORDS.unpack_from(self._record, _FIRST))
 
     def arrays(self, known: KnownRows) -> tuple[Array, Array]:
-        """Returns keys (size,) int64 and rows (size,) uint32 that are known, as `read` told."""
+        """Returns the keys (size,) int64 and rows (size,) uint32 at the addresses of `read`."""
         is_in_room = known.keys == self._record.gradient.room_keys
         keys, rows = self._room if is_in_room else self._kept
         return keys[: known.size], rows[: known.size]
 
-    def note(self, known: KnownRows, arrays: tuple[Array, Array]) -> None:
-        """Notes keys.
-
-        Args:
-          arrays: keys and rows.
-        """
+    def note(
+        self, backend: Backend, known: KnownRows, arrays: tuple[Array, Array], room: int
+    ) -> None:
+        """Notes keys and rows, which `known` has the addresses of, and makes room."""
+        self.make_room(backend, room)
         before, self._kept = self._kept, arrays
         _WORDS.pack_into(self._record, _FIRST, *known)
         del before  # the words pointed there until now
 
     def make_room(self, backend: Backend, size: int) -> None:
-        """Makes room for native code to write so many keys, unless there is."""
+        """Allocates memory for native code to write so many keys, if there is less."""
         if size <= self._record.gradient.room:
             return
-        room = max(_FEWEST, 1 << (size - 1).bit_length())
+        room = max(_MIN_ROOM, 1 << (size - 1).bit_length())
         arrays = backend.xp.empty(room, np.int64), backend.xp.empty(room, np.uint32)
         words = (*map(backend.address, arrays), room)
         # What was noted may lie in the memory that there was before.
@@ -103,11 +98,11 @@ def note_gradients(
     found: np.ndarray,
     num_items: Sequence[int] | None = None,
 ) -> None:
-    """Notes the gradients of tables; where a table comes several times, the last one.
+    """Notes keys and rows of gradients; those of the last one where a table comes several times.
 
     Args:
-      keys: of each table (u,) int64, distinct, not to be written any more.
-      rows: of each (u,) uint32, their row numbers, or NO_ROW.
+      keys: (u,) int64 of each table, distinct, not to be written any more.
+      rows: (u,) uint32 of each table, their row numbers, or NO_ROW.
       found: (3, num_tables) int64 on the host, see `BackwardContext`.
       num_items: for how many keys of each table native code is to have room; None: for none.
     """
@@ -122,12 +117,5 @@ def note_gradients(
             int(num_without_row == 0),
             lookup_number,
         )
-        noting = partial(_note, backend, table.last_gradient, known, (its_keys, its_rows), room)
-        unless_in_use(table, noting)
-
-
-def _note(
-    backend: Backend, last: LastGradient, known: KnownRows, arrays: tuple[Array, Array], room: int
-) -> None:
-    last.make_room(backend, room)
-    last.note(known, arrays)
+        note = partial(table.last_gradient.note, backend, known, (its_keys, its_rows), room)
+        unless_in_use(table, note)

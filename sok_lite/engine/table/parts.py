@@ -1,4 +1,4 @@
-"""The parts of a table: an index, rows and what decides which keys have one."""
+"""The state of a table: its index, its rows, and what decides which keys have a row."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -27,8 +27,7 @@ from sok_lite.engine.texts import TextStore
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
 MAX_DIM = 1 << 28
-# One rank has as many row numbers.
-MAX_KEYS = NO_ROW
+MAX_KEYS = NO_ROW  # row numbers of one rank
 
 
 def table_seed(seed: int, name: str) -> int:
@@ -48,48 +47,42 @@ def checked_num_keys(name: str, what: str, count: int) -> int:
 
 
 class TableParts(Exclusive, ABC):
-    """The parts of a table: an index, rows, and what decides which keys have one.
+    """The state of a table, and what each kind of table does in its own way.
 
-    What it does is in functions that take it: find.py, insert.py, write.py, remove.py, export.py,
-    history.py, summary.py. Here is what they share, and what
-    each kind of table does in its own way.
+    The functions of a table are in find.py, insert.py, write.py, remove.py, export.py, history.py
+    and summary.py, and take it.
 
     Attributes:
-      backend, dim, name: the arguments.
       seed: the argument, or the initializer's own seed where it has one.
-      key_dtype, row_dtype: formats of keys and rows.
       owner: which rank owns a key, for the exchange between ranks. The table itself takes any
         key.
-      index: the keys, each with its row number and when it was seen.
-      store: the rows and the optimizer states.
-      tiers: which rows are hot; None: it is not counted, for all are kept in one way.
-      pending: how often keys without a row were seen; None: a key needs not be seen often.
+      tiers: which rows are hot; None: all rows are kept in one way.
+      pending: how often keys without a row were seen; None: every new key is admitted.
       record: the table as native code sees it, which has the numbers of `clock` and `counters`.
-      counters: of what it has done.
       table_seed: of its rows, made from `seed` and `name`.
-      refused: of the call that is under way, new keys that had no room, and all of them.
+      refused: of the current call, how many new keys had no room, and how many there were.
       row_epoch: changes whenever row numbers handed out before may have become stale.
       clock: counts the lookups that could insert.
-      is_static: whether it has a fixed number of rows, which somebody else keeps; see
+      is_static: whether it has a fixed number of rows, which another variable keeps; see
         engine/static_table.py.
       all_ranks_refusal: why a lookup of all ranks does not reach its rows; None: it does.
       lists_states: whether its optimizer states have names to list, rename and drop them by.
-      step_type: the class of steps by rules that tables of its kind take, and which has
-        `refuse(table, why)` for what such a step cannot do; None: `update.UpdateStep`.
+      step_type: the class of steps by rules for such tables, which has `refuse(table, why)` for
+        what such a step cannot do; None: `update.UpdateStep`.
       keeps_every_key: whether it neither evicts keys nor turns new ones away. A lookup has nothing
         else to prepare or to report then.
       counts_repeats: whether a lookup counts a key as often as its batch has it, not once.
-      sees_updates: whether every update is a lookup of its keys to their scores, not only one that
-        has to insert some: for those whose lookups in training do not insert, nor count as such.
+      sees_updates: whether every update refreshes scores as a lookup does, not only one that
+        inserts: for those whose lookups in training do not insert, nor count as such.
         Under kCustomized new keys without a score get theirs after the call.
-      removals: a log of keys that have lost their rows; None: nobody wants one.
+      removals: a log of keys that have lost their rows; None: nothing asks for one.
       rounds_gradients: whether gradients travel to other ranks as bfloat16.
       dumps: the files that have all rows as of some lookup, for incremental dumps; see
         engine/table/dumped.py.
-      last_gradient: the keys of the last gradient, most likely those of the update that follows.
-      texts: of the keys that this rank has looked up; None: nobody asked to keep any.
-      ids: what programs look up: "integers", or "texts", whose hashes are the keys; None: nobody
-        said, and hashes may come as integers.
+      last_gradient: keys and rows of the last gradient, most likely those of the next update.
+      texts: of the keys that this rank has looked up; None: they are not kept.
+      ids: what programs look up: "integers", or "texts", whose hashes are the keys; None: not
+        known, and hashes may come as integers.
     """
 
     var_type: str
@@ -149,14 +142,14 @@ class TableParts(Exclusive, ABC):
         self.counters = self.record.counters
 
     def set_parts(self, index: Index, store: RowStore) -> None:
-        """Has these keys and rows, which native code finds from now on."""
+        """Sets index and rows, also for native code."""
         record, self.index, self.store = self.record, index, store
         record.index, record.store = addressof(index.record), addressof(store.record)
         record.counts_repeats = self.counts_repeats
         record.turns_away = self.may_turn_away(self.filter_ratio)
         record.allows = (READS | INSERTS) * isinstance(self.lock, TableLock)
 
-    # By code of C's: a step may have a thousand tables.
+    # In C: a step may have a thousand tables.
     row_epoch = property(attrgetter("record.row_epoch"))
 
     # ---------------------------------------------------------------- sizes
@@ -178,7 +171,7 @@ class TableParts(Exclusive, ABC):
 
     @property
     def index_bytes(self) -> int:
-        """Memory of the index, and of what else is kept by key."""
+        """Memory of the index, and of all else that is kept by key."""
         others = (self.removals, self.tiers, self.pending)
         return self.index.num_bytes + sum(each.num_bytes for each in others if each is not None)
 
@@ -189,7 +182,7 @@ class TableParts(Exclusive, ABC):
 
     @property
     def num_evicted(self) -> int:
-        """Keys that lost their row to another key since the counters began."""
+        """Keys evicted since the counters began."""
         return self.counters.evicted
 
     @property
@@ -199,7 +192,7 @@ class TableParts(Exclusive, ABC):
 
     @property
     def evict_strategy(self) -> str | None:
-        """The strategy by which keys are evicted, such as "kLru"; None: no key is."""
+        """The eviction strategy, such as "kLru"; None: no key is evicted."""
         return None
 
     @property
@@ -243,12 +236,13 @@ class TableParts(Exclusive, ABC):
         """Returns the insertion of new keys; see engine/table/insert.py."""
 
     def inserts_items(self, most: int) -> bool:
-        """Whether the index tells up to so many keys apart itself, with the memory that it has."""
+        """Whether the index takes up to so many new keys, and removes duplicates itself, with the
+        memory that it has."""
         return False
 
     @abstractmethod
     def make_room(self, count: int) -> Claim:
-        """Makes room for new keys, and chooses rows for as many as can have one of their own.
+        """Makes room for new keys, and claims rows for as many as need not evict another.
 
         Raises:
           MemoryError: there is no memory for them; the table is as it was.
@@ -264,11 +258,11 @@ class TableParts(Exclusive, ABC):
         skipped. `scores_were_set` follows."""
 
     def scores_were_set(self) -> None:
-        """Called when scores were written that may say that keys were seen earlier."""
+        """Called after scores were written, which may make keys seem seen earlier."""
         forget(self)
 
     def may_turn_away(self, filter_ratio: float) -> bool:
-        """Whether some new keys are not admitted at a lookup with this chance for each."""
+        """Whether a lookup that admits each new key with this chance may turn some away."""
         return False
 
     def admission_launches(
@@ -279,28 +273,28 @@ class TableParts(Exclusive, ABC):
         counters: Array,
         occurrences: Array | None,
     ) -> tuple[list[Launch], CountedKeys | None]:
-        """Returns the launches that decide which of some distinct missing keys get a row now, and
-        their new pending counts, which are still to be stored; None: the table has none.
+        """Returns the launches that decide which distinct missing keys are admitted, and their new
+        pending counts, which are still to be stored; None: the table has none.
 
         Args:
           keys: (n,) int64.
           filter_ratio: chance of each one.
-          admitted: (n,) uint8, all 1; gets 0 for those that do not.
-          counters: of this table.
+          admitted: (n,) uint8, all 1; gets 0 for those that are not.
+          counters: (len(Count),) int64, of this table.
           occurrences: (n,) uint64, how often the lookup has each key; None: once.
         """
         raise NotImplementedError(f"Table {self.name!r} turns no new key away.")
 
     def report_refused(self, evicted: list[Any] | None = None) -> None:
-        """Says that keys of a call were refused, once everything else of it is done."""
+        """Warns or raises if keys of the call were refused. The last step of a call."""
         return None
 
     @property
     def inserts_for_updates(self) -> bool:
-        """Whether a key of an update gets a row if it has none.
+        """Whether an update inserts keys without a row.
 
-        Not where some are turned away: the gradient of a lookup has those as well, and an update
-        that inserted them would leave nothing of it.
+        Not where some are turned away: gradients have those as well, and to insert them would undo
+        the admission.
         """
         return not self.may_turn_away(self.filter_ratio)
 
@@ -316,40 +310,38 @@ class TableParts(Exclusive, ABC):
         return self.key_dtype.to_int64(self.backend.xp, keys, what)
 
     def draw_launch(self, out: Array, keys: Array, rows: Array | None = None) -> Launch:
-        """Returns the launch that writes what rows begin with.
+        """Returns the launch that writes the initial values of keys.
 
         Args:
           out: (n, dim) from `store.output`.
           keys: (n,) int64.
-          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
+          rows: (n,) uint32: only keys with NO_ROW are drawn; None: all.
         """
         seed = self.table_seed
         return self.initializer.draw_launch(self.backend, self.row_dtype, out, keys, seed, rows)
 
-    # ---------------------------------------------------------------- counters
+    # ---------------------------------------------------------------- rows
 
     def renew(self) -> None:
-        """Called whenever row numbers handed out before may be stale."""
+        """Starts another `row_epoch`: row numbers handed out before may be stale."""
         self.record.row_epoch += 1
 
-    # ---------------------------------------------------------------- accesses of rows
-
     def access_counts(self) -> AccessCounts | None:
-        """Returns how often rows were accessed, to which a lookup that may insert adds; None: not
-        counted."""
+        """Returns the access counts of rows, to which a lookup that may insert adds; None: rows are
+        not counted."""
         tiers = self.tiers
         counts = None if tiers is None else tiers.access_counts()
         return None if tiers is None or counts is None else AccessCounts(counts, tiers.is_counting)
 
     def count_launches(self, new_rows: Array) -> list[Launch]:
-        """Returns the launches that count accesses of new rows (n,) uint32; `count_lookup`
-        follows."""
+        """Returns the launches that count accesses of new rows (n,) uint32, before
+        `count_lookup`."""
         if self.tiers is None:
             return []
         self.tiers.reserve(self.store.num_rows)
         return self.tiers.count_launches(new_rows)
 
     def count_lookup(self, num_rows: int) -> None:
-        """Notes how many rows a lookup saw, new ones with them."""
+        """Counts the rows that a lookup has accessed, with new ones."""
         if self.tiers is not None:
             self.tiers.count_lookup(num_rows)

@@ -1,7 +1,4 @@
-"""Removing keys, with their rows and optimizer states: some, those that match, old ones, all.
-
-These are methods of `EmbeddingTable`.
-"""
+"""Methods of `EmbeddingTable` that remove keys, with their rows and optimizer states."""
 
 import numbers
 from collections.abc import Mapping
@@ -22,7 +19,7 @@ from sok_lite.engine.table.history import keys_where
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Predicate
 
-# Other units of a time that a program may give to `expire`.
+# Other units that programs pass to `expire`.
 _SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800}
 
 
@@ -30,17 +27,17 @@ _SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800}
 def erase(table: TableParts, keys: Any) -> int:
     """Removes keys with their rows and optimizer states; returns how many were there."""
     distinct, _ = unique(table.backend, checked_keys(table, keys))
-    pending = None if table.pending is None else table.pending.counted_of(distinct)
+    pending = None if table.pending is None else table.pending.select_counted(distinct)
     return _erase(table, distinct, pending)
 
 
 @exclusive
 def erase_if(table: TableParts, predicate: Predicate) -> int:
-    """Removes the entries that a predicate chooses; returns how many.
+    """Removes the entries for which a predicate is true; returns how many.
 
     Args:
-      predicate: called with some entries at a time. All are asked before the first goes. It
-        must not wait for another thread that uses the table, such as a tf.function that looks
+      predicate: called with some entries at a time, for all of them before the first is removed.
+        It must not wait for another thread that uses the table, such as a tf.function that looks
         it up.
     """
     xp = table.backend.xp
@@ -50,7 +47,7 @@ def erase_if(table: TableParts, predicate: Predicate) -> int:
 
 @changing
 def _erase_chosen(table: TableParts, keys: Array) -> int:
-    """Erases distinct keys, once a predicate has been asked: that may use the table."""
+    """Erases distinct keys. A change of its own: the predicate before may use the table."""
     return _erase(table, keys, None)
 
 
@@ -60,14 +57,14 @@ def expire(
 ) -> int:
     """Removes keys that were not seen lately; returns how many.
 
-    A write into a row counts as of the last lookup that there was before it.
+    A key that is written to counts as seen by the last lookup before.
 
     Args:
-      num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
-        is one lookup of a table where it is looked up once a step.
-      seconds: those that no lookup asked for within that time, kept to a second or to 1/128 of
-        it. Times are in checkpoints; what comes from an old one without counts as seen when it
-        was restored.
+      num_lookups: removes keys that none of the last `num_lookups` lookups asked for. A training
+        step is one lookup of a table that is looked up once a step.
+      seconds: removes keys that no lookup asked for within that time, exact to a second or to 1/128
+        of it. Checkpoints have the times; keys from an old one without count as seen when it was
+        restored.
 
     Raises:
       TypeError, ValueError: not exactly one of the two is passed, or it is no number, negative,
@@ -79,22 +76,15 @@ def expire(
     else:
         oldest = max(0, table.clock.now - int(num_lookups or 0) + 1)
     doomed = keys_where(table, lambda last_seen: last_seen < oldest)
-    pending = None if table.pending is None else table.pending.counted_before(oldest)
+    pending = None if table.pending is None else table.pending.last_seen_before(oldest)
     return _erase(table, doomed, pending)
 
 
 def check_limits(
     num_lookups: int | None, seconds: float | None, others: Mapping[str, Any] | None = None
 ) -> None:
-    """Raises where the arguments of `expire` are not as said there.
-
-    Args:
-      num_lookups, seconds: of `expire`.
-      others: by name, such as days.
-
-    Raises:
-      TypeError, ValueError: see `expire`; TypeError of others too.
-    """
+    """Raises TypeError or ValueError if arguments of `expire` are wrong; `others`, such as days,
+    by name, always are."""
     for name, value in (others or {}).items():
         times = f"{_SECONDS[name]:_}" if name in _SECONDS else None
         instead = "one of the two" if times is None else f"seconds={value!r} * {times}"
@@ -127,15 +117,16 @@ def erase_below(table: TableParts, cutoff: float) -> int:
 
 @changing
 def clear(table: TableParts) -> None:
-    """Removes every key and gives the memory back. Counters begin anew.
+    """Removes all keys, releases their memory and resets the counters.
 
     Raises:
       MemoryError: no memory for the empty index; the table is as it was.
     """
     place = table.index.empty_place()
     pending_place = None if table.pending is None else table.pending.empty_place()
-    held = table.index.entries().keys if table.removals is not None else None
-    note = None if table.removals is None else table.removals.noting(held, table.clock.now)
+    note = None
+    if table.removals is not None:
+        note = table.removals.noting(table.index.entries().keys, table.clock.now)
     table.store.clear()  # the last that needs memory
     if note is not None:
         note()
@@ -149,10 +140,10 @@ def clear(table: TableParts) -> None:
 
 
 def _erase(table: TableParts, keys: Array, pending: Array | None) -> int:
-    """Erases distinct keys, those that are there.
+    """Erases distinct keys that have a row; returns how many.
 
     Args:
-      pending: keys whose pending counts are forgotten, all of which have some; None: none are.
+      pending: keys whose pending counts are dropped, all of which have one; None: no keys.
     """
     found = table.index.find(keys).rows
     present = table.backend.xp.flatnonzero(found != np.uint32(NO_ROW))

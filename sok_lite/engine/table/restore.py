@@ -726,7 +726,7 @@ def _restore_pending(
             if part.owns is not None:
                 wanted = device(part.owns(host(keys)))
             keys = selection.keys(keys)
-            wanted &= are_first(xp, keys) & (counter.of(keys) == 0)
+            wanted &= are_first(xp, keys) & (counter.counts(keys) == 0)
             wanted &= index.find(keys).rows == np.uint32(NO_ROW)
             counts, last_seen = counts[wanted], last_seen[wanted]
             last_seen = xp.where(last_seen == 0, now, xp.minimum(last_seen, now))

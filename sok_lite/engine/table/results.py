@@ -1,4 +1,4 @@
-"""Results and arguments of a table's methods that are more than one array."""
+"""Result types of a table's methods."""
 
 import warnings
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Lookup(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Some keys of a table and what it knows of them.
+    """Some keys of a table, with row numbers and scores.
 
     Attributes:
       keys: (n,) of the table's key type, distinct.
@@ -39,13 +39,13 @@ class Entries(NamedTuple):
 
     @property
     def values(self) -> Array:
-        """(n, dim), the rows in their storage format. Read anew at every use: where a key has lost
-        its row since, what is there now."""
+        """(n, dim), the rows in their storage format, as they are now: each use reads them. If a
+        key has lost its row, another key may have it."""
         return self.store.read(self.rows)
 
 
 class Evicted(NamedTuple):
-    """Keys that lost their place to others.
+    """Evicted keys.
 
     Attributes:
       keys: (n,) of the table's key type.
@@ -58,7 +58,7 @@ class Evicted(NamedTuple):
     scores: Array
 
 
-# What says which entries to take: a function of some of them that returns (n,) bool.
+# Returns (n,) bool: which of some entries to take.
 Predicate = Callable[[Entries], Array]
 
 
@@ -85,11 +85,11 @@ class _Numbers(NamedTuple):
     text_bytes: int
 
 
-# Attributes that have another name now, which warn, or are gone, which say why: for a version.
+# For one version, old attributes warn of their new names, and removed ones say why they are gone.
 
 
 def _renamed(old: str, new: str) -> Any:
-    """Returns a property that gives what `new` gives, with a DeprecationWarning that names it."""
+    """Returns a deprecated alias of the attribute `new`."""
 
     def get(self: Any) -> Any:
         warnings.warn(
@@ -104,7 +104,7 @@ def _renamed(old: str, new: str) -> Any:
 
 
 def _removed(why: str) -> Any:
-    """Returns a property that raises AttributeError, which says why there is no such thing."""
+    """Returns a property that raises AttributeError."""
 
     def get(self: Any) -> NoReturn:
         raise AttributeError(f"`{type(self).__name__}` has it no more: {why}.")

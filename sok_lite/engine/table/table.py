@@ -1,13 +1,12 @@
-"""Rows by key, whatever the index: lookups and writes.
+"""The methods of a table, whatever its index, on one page.
 
-A lookup first finds. Only the keys that are missing are then deduplicated, admitted, given rows and
-inserted, so that the index and the rows grow by what is really new, and a lookup of known keys
-writes nothing but when they were last seen.
+A lookup searches first. Only missing keys are then deduplicated, admitted, given rows and inserted,
+so that index and rows grow by what is new, and a lookup of known keys writes nothing but when they
+were last seen.
 
-A change checks its arguments and finds all memory that it needs; then it changes index, rows and
-counters, while Ctrl-C waits for its end. So a call that raises leaves the table as it was before it
-or as it is after it. Two things may have happened of a call that changed nothing else: the table
-has grown, and keys that it had count as seen.
+A change checks its arguments and allocates all memory that it needs; then it changes index, rows
+and counters, while Ctrl-C waits. So a call that raises leaves the table as before the call, or as
+after it. Two exceptions: the table may have grown, and keys that it has may count as seen.
 """
 
 from sok_lite.engine.table import export as exports
@@ -18,7 +17,7 @@ from sok_lite.engine.table.parts import TableParts
 
 
 class EmbeddingTable(TableParts):
-    """Rows by key. Every method may be called from several threads; each call is one at a time.
+    """Rows by key. Every method may be called from several threads; calls are serialized.
 
     Keys are integer arrays (n,) of the table's key type, or anything NumPy makes such an array of;
     they may repeat and every value of the type is legal. Methods return arrays of the backend. A
@@ -52,7 +51,7 @@ class EmbeddingTable(TableParts):
     decay_scores = write.decay_scores
     reserve = write.reserve
 
-    # ---------------------------------------------------------------- what it holds
+    # ---------------------------------------------------------------- content
 
     export_chunk = exports.export_chunk
     chunks = exports.chunks
@@ -67,7 +66,7 @@ class EmbeddingTable(TableParts):
     totals = summaries.totals
     seen_lately = summaries.seen_lately
 
-    # ---------------------------------------------------------------- what happened to keys
+    # ---------------------------------------------------------------- history of keys
 
     counts = history.counts
     times = history.times

@@ -1,6 +1,6 @@
-"""Writing rows, optimizer states and scores of keys.
+"""Methods of `EmbeddingTable` that write rows, optimizer states and scores of keys.
 
-All but `assign_and_evict` are methods of `EmbeddingTable`.
+`assign_and_evict` is what two of them share.
 """
 
 from typing import Any
@@ -24,17 +24,17 @@ from sok_lite.engine.table.arguments import (
 from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.find import find_and_mark_seen, mark_seen_search
-from sok_lite.engine.table.insert import NewKeys, insert
+from sok_lite.engine.table.insert import NewKeys, insert_keys
 from sok_lite.engine.table.parts import TableParts, checked_num_keys
 
 
 @changing
 def insert_or_assign(table: TableParts, keys: Any, values: Any, scores: Any = None) -> None:
-    """Sets the rows of keys, inserting those that have none. A repeated key: the last wins.
+    """Sets the rows of keys, inserting new keys. The last of a repeated key wins.
 
     Args:
       values: (n, dim).
-      scores: (n,) uint64, as `assign_scores` takes them; None: as a lookup would.
+      scores: (n,) uint64, as `assign_scores` takes them; None: as a lookup sets them.
 
     Raises:
       ValueError, TypeError: shape, dtype or scores do not fit. MemoryError: no memory for new
@@ -48,10 +48,10 @@ def insert_or_assign(table: TableParts, keys: Any, values: Any, scores: Any = No
 def assign_and_evict(
     table: TableParts, keys: Any, values: Any, scores: Any, evicted: list[Any] | None
 ) -> None:
-    """Does what `insert_or_assign` does, in a change, but for the report of refused keys.
+    """`insert_or_assign` without the report of refused keys, for a call that has the lock.
 
     Args:
-      evicted: grows by what was evicted; None: it is not wanted.
+      evicted: a list that is extended by the evicted keys; None: they are not wanted.
     """
     keys, values = _keys_and_rows(table, keys, values)
     distinct, inverse = unique(table.backend, keys)
@@ -62,7 +62,7 @@ def assign_and_evict(
         check_assignable(table, checked)
         distinct_scores = table.backend.xp.take(checked, last)
         if table.clock.is_full:
-            # The caller knows lookups by the numbers that they have before these are halved.
+            # The caller's scores are lookup numbers from before these are halved.
             distinct_scores = table.index.aged(distinct_scores)
     rows, num_missing = find_and_mark_seen(table, distinct)
     write = table.store.write_launch(rows, values, source=last)
@@ -79,18 +79,25 @@ def assign_and_evict(
         return
     at = table.backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
     new_scores = None if distinct_scores is None else distinct_scores[at]
-    new = NewKeys(distinct[at], table.clock.now, new_scores, True, values, last[at])
-    insert(table, new, [write], scoring, evicted)
+    new = NewKeys(
+        *(distinct[at], table.clock.now),
+        scores=new_scores,
+        are_scores=True,
+        values=values,
+        source=last[at],
+        evicted=evicted,
+    )
+    insert_keys(table, new, [write], scoring)
     if distinct_scores is not None:
         table.scores_were_set()
 
 
 def _keys_and_rows(table: TableParts, keys: Any, values: Any) -> tuple[Array, Array]:
-    """Returns keys (n,) int64 and rows (n, dim) of the format of the table's.
+    """Returns keys (n,) int64 and rows (n, dim) in the format of the table's rows.
 
     Raises:
       ValueError, TypeError: shape or dtype do not fit.
-      MemoryError: for a copy of them; it names the table.
+      MemoryError: no memory for a copy.
     """
     try:
         keys, values = checked_keys(table, keys), table.store.to_storage(values)
@@ -103,10 +110,11 @@ def _keys_and_rows(table: TableParts, keys: Any, values: Any) -> tuple[Array, Ar
 
 @changing
 def assign(table: TableParts, keys: Any, values: Any) -> None:
-    """Sets the rows of the keys that have one and skips the others. The last of a key wins.
+    """Sets the rows of the keys that have one and skips the others. The last of a repeated key
+    wins.
 
-    As of every write, they count as seen by the last lookup, and their scores stay where these
-    are not numbers of lookups.
+    As in every write, they count as seen by the last lookup; scores that are not numbers of lookups
+    stay.
     """
     keys, values = _keys_and_rows(table, keys, values)
     distinct, inverse = unique(table.backend, keys)
@@ -120,7 +128,6 @@ def assign_state(table: TableParts, name: str, keys: Any, values: Any) -> None:
     """Sets an optimizer state of keys that have a row. The last of a repeated key wins.
 
     Args:
-      name: of the state.
       values: (n, dim) float32.
 
     Raises:
@@ -172,16 +179,15 @@ def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) ->
 
 @changing
 def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) -> None:
-    """Adds to rows that the caller found before and inserts those that it did not.
+    """Adds to the rows of keys that the caller has found before, and inserts the others.
 
-    A key whose flag no longer says what the table holds is skipped: another caller has
-    inserted or removed it since. So is a repeated key that is to be inserted, but for its first
-    one: as if they came one after the other. All of it counts as one lookup.
+    A key whose flag is out of date is skipped: another caller has inserted or removed it since. Of
+    a repeated key to insert only the first is, as if they came one after the other. The call counts
+    as one lookup.
 
     Args:
-      values: (n, dim), what to add to a row, of the dtypes that `accumulate` takes, or the new
-        row.
-      is_found: (n,) bool.
+      values: (n, dim): deltas, of the dtypes that `accumulate` takes, or new rows.
+      is_found: (n,) bool, whether the caller has found each key.
 
     Raises:
       ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
@@ -200,7 +206,7 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
         )
     rows = table.store.to_storage(values)
     distinct, inverse = unique(table.backend, keys)
-    # One lookup sees all keys, so that those to insert evict none of those to add to.
+    # One lookup sees all keys, so that new keys evict none that deltas are for.
     found = find_and_mark_seen(table, distinct)
     is_present = xp.take(found.rows != np.uint32(NO_ROW), inverse)
     if bool((flags & is_present).all()):  # most often
@@ -215,7 +221,7 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
     new_keys = dedup(table.backend, keys[put], (0, put.size))
     source = xp.take(put, new_keys.first).astype(np.int32)
     new = NewKeys(new_keys.keys, table.clock.now, values=rows, source=source)
-    insert(table, new, [adding], lambda rows: [])
+    insert_keys(table, new, [adding], lambda rows: [])
     table.report_refused()
 
 
@@ -224,12 +230,11 @@ def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
     """Sets the scores of the keys that have a row. The last of a repeated key wins.
 
     Args:
-      scores: (n,) non-negative integers. Of an "hbm" table and of kLru they are numbers of
+      scores: (n,) non-negative integers. In an "hbm" table and under kLru they are numbers of
         lookups, at most `num_lookups`.
 
     Raises:
-      ValueError: shapes do not fit, a score is negative, or above `num_lookups` where that is
-        the most. Nothing has changed.
+      ValueError: shapes do not fit, or a score is negative or too large. Nothing has changed.
     """
     keys = checked_keys(table, keys)
     scores = checked_scores(table, keys, scores)
@@ -242,8 +247,8 @@ def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
 
 @changing
 def decay_scores(table: TableParts, factor: float) -> None:
-    """Multiplies the counts by which kLfu and kEpochLfu evict by a factor, rounded down: a key that
-    was popular once has to be seen again to stay.
+    """Multiplies the counts of kLfu and kEpochLfu by a factor, rounded down: a key that was popular
+    once has to be seen again to stay.
 
     Args:
       factor: from 0 to 1.
@@ -270,7 +275,7 @@ def decay_scores(table: TableParts, factor: float) -> None:
 
 @changing
 def reserve(table: TableParts, num_keys: int) -> None:
-    """Makes the index large enough for `num_keys` keys, so that it need not grow later.
+    """Makes the index large enough for `num_keys` keys in all.
 
     Raises:
       TypeError, ValueError: `num_keys` is no integer from 0 on. MemoryError: no memory; the
@@ -283,13 +288,13 @@ def reserve(table: TableParts, num_keys: int) -> None:
 
 
 def _sum_repeated(table: TableParts, keys: Array, deltas: Array) -> tuple[Array, Array]:
-    """Returns distinct keys and the sums of their deltas, of the dtype of these."""
+    """Returns distinct keys and the sums of their deltas."""
     distinct, inverse = unique(table.backend, keys)
     return distinct, _sums(table, deltas, inverse, int(distinct.size))
 
 
 def _sums(table: TableParts, deltas: Array, inverse: Array, num_distinct: int) -> Array:
-    """Returns the sums of the deltas of each distinct key, in order of first occurrence."""
+    """Returns the sums of deltas, in the order of distinct keys."""
     if num_distinct == len(deltas):
         return deltas  # none repeats
     sum_rows = segment_sum if deltas.dtype == np.float32 else _sum_of_each
@@ -297,24 +302,21 @@ def _sums(table: TableParts, deltas: Array, inverse: Array, num_distinct: int) -
 
 
 def _sum_of_each(backend: Backend, rows: Array, inverse: Array, num_unique: int) -> Array:
-    """Sums `rows[j]` over the items j with `inverse[j] == u`, in ascending order, for every u.
-
-    For formats that float32 does not hold. Slower than `segment_sum` where one key has most items.
+    """`segment_sum` for formats that float32 does not hold. It sums the items of a key in ascending
+    order, and is slower where one key has most items.
 
     Args:
-      backend: where the arrays live.
       rows: (n, dim) float64, int64, int32 or int8, C-contiguous.
       inverse: (n,) int32, each in [0, num_unique).
-      num_unique: u.
 
     Returns:
-      (u, dim) of the dtype of the rows. Integers wrap around, as NumPy's do.
+      (num_unique, dim) of the dtype of the rows. Integers wrap around, as NumPy's do.
     """
     out = backend.xp.empty((num_unique, rows.shape[1]), rows.dtype)
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
     suffix, source, target = "f64", rows, out
     if rows.dtype != np.float64:
-        # Sums of two's complements have the same bits, and no overflow that is undefined in C++.
+        # As unsigned integers: the same bits, and no signed overflow, which C++ leaves undefined.
         (suffix, source), (_, target) = as_words(rows), as_words(out)
     arguments = (source, rows.shape[1], groups.offsets, groups.order, target, num_unique)
     backend.launch(f"sum_groups_{suffix}", num_unique, *arguments)
