@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.ragged import numbers_of_tables, split
+from sok_lite.backend.ragged import repeat_values, split
 from sok_lite.comm.gpu_transport import Check, GpuTransport
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import KeyDtype
@@ -166,7 +166,7 @@ def send_keys(
         # Grouped by owner, then table. Stable: keys of one owner keep their order, so runs repeat.
         labels *= np.int32(num_tables)
         if num_tables > 1:
-            labels += numbers_of_tables(backend, np.arange(num_tables, dtype=np.int32), sizes)
+            labels += repeat_values(backend, np.arange(num_tables, dtype=np.int32), sizes)
         groups = group(backend, labels, (0, labels.size), (0, comm.size * num_tables))
     if comm.gpu_transport is None:
         return _keys_by_host(backend, comm, keys, groups, num_tables, tag, check)

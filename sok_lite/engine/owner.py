@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.ragged import items_of_tables, numbers_of_tables
+from sok_lite.backend.ragged import items_of_tables, repeat_values
 from sok_lite.engine.dtypes import KeyDtype, is_integer, key_dtype
 from sok_lite.engine.hashing import hash_keys
 
@@ -278,7 +278,7 @@ def owners(
     if len(different) == 1 and different[0] is not None:
         rule, kind = different[0]
         return rule.owners(keys, size, kind, backend.xp)
-    result = numbers_of_tables(backend, np.array(ranks, np.int32), sizes)
+    result = repeat_values(backend, np.array(ranks, np.int32), sizes)
     for each in different:
         if each is not None:
             rule, kind = each

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.ragged import numbers_of_tables, split, split_offsets
+from sok_lite.backend.ragged import repeat_values, split, split_offsets
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch
@@ -53,16 +53,16 @@ def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
     with shared_failure(comm):
         count = wrong_splits(backend, batch.splits_of_parts(), sizes)
         num_rows = backend.from_host(np.array([table.num_rows for table in tables], np.int64))
-        table_of_key = numbers_of_tables(backend, np.arange(len(tables)), sizes)
+        table_of_key = repeat_values(backend, np.arange(len(tables)), sizes)
         is_outside = batch.keys >= backend.xp.take(num_rows, table_of_key)
         count += (is_outside | (batch.keys < 0)).sum()
     sent = send_batch(backend, comm, batch, tag, Check(count, partial(check, batch)))
     with failure_known_to_all(comm):
         num_received = sent.route.num_received
         strides = np.array([table.stride(comm.size) for table in tables], np.int64)
-        places = sent.received // numbers_of_tables(backend, strides, num_received)
+        places = sent.received // repeat_values(backend, strides, num_received)
         first = split_offsets(sent.route.num_sent)[:-1]
-        numbers = sent.inverse - numbers_of_tables(backend, first, sizes)
+        numbers = sent.inverse - repeat_values(backend, first, sizes)
         return Asked(split(places, num_received), split(numbers, sizes), sent.route)
 
 
