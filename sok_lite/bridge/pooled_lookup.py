@@ -137,11 +137,11 @@ class PooledLookup:
         _, context = lookup.forward(backend, comm, batch, self._tag, allocate, new_rows, counters)
         with failure_known_to_all(comm):
             if comm.size > 1:
-                keys, *others = context.others()
+                keys, *others = context.arrays()
                 outputs.give(count + 1, keys)
                 for number, array in enumerate(others, count + 2):
                     _give_words(outputs, number, array)
-            self._give_sources(outputs, count + len(OF_CONTEXT), context.pooling.sources)
+            self._give_sources(outputs, count + len(OF_CONTEXT), context.sources)
             outputs.tell(0, context.numbers())
 
     def backward(self, outputs: Outputs, arrays: list[Array]) -> None:
@@ -165,7 +165,7 @@ class PooledLookup:
             rows, keys, *others = arrays[end - len(OF_CONTEXT) : end]
             of_32_bits = (each.view(np.int32) for each in others)
             told = (numbers, rows.view(np.uint32), (keys, *of_32_bits))
-            context = BackwardContext.of(backend, comm, batch, *told, sources)
+            context = BackwardContext.restore(backend, comm, batch, *told, sources)
             parts = list(zip(batch.tables, batch.weights, self._combiners, strict=True))
 
             def allocate(sizes: Sequence[int]) -> tuple[Sequence[Array], Sequence[Array]]:

@@ -14,8 +14,7 @@ from sok_lite.backend.ragged import repeat_values, split, split_offsets
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.batch_pooling import send_batch
-from sok_lite.engine.exchange import Route
+from sok_lite.engine.exchange import AllToAllPlan, dispatch_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.static_table import StaticTable
@@ -28,12 +27,12 @@ class Asked(NamedTuple):
       places: of each table (m,) integers, where the rows lie on this rank that others want; they
         may repeat.
       numbers: of each table (its keys,) integers, which of the rows that return is that of a key.
-      route: by which they return.
+      plan: by which they return.
     """
 
     places: list[Array]
     numbers: list[Array]
-    route: Route
+    plan: AllToAllPlan
 
 
 def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
@@ -51,19 +50,19 @@ def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
     """
     tables, sizes = cast(list[StaticTable], batch.tables), batch.layout.sizes
     with shared_failure(comm):
-        count = wrong_splits(backend, batch.splits_of_parts(), sizes)
+        count = wrong_splits(backend, batch.splits_per_feature(), sizes)
         num_rows = backend.from_host(np.array([table.num_rows for table in tables], np.int64))
         table_of_key = repeat_values(backend, np.arange(len(tables)), sizes)
         is_outside = batch.keys >= backend.xp.take(num_rows, table_of_key)
         count += (is_outside | (batch.keys < 0)).sum()
-    sent = send_batch(backend, comm, batch, tag, Check(count, partial(check, batch)))
+    sent = dispatch_keys(backend, comm, batch, tag, Check(count, partial(check, batch)))
     with failure_known_to_all(comm):
-        num_received = sent.route.num_received
+        num_received = sent.plan.num_received
         strides = np.array([table.stride(comm.size) for table in tables], np.int64)
         places = sent.received // repeat_values(backend, strides, num_received)
-        first = split_offsets(sent.route.num_sent)[:-1]
+        first = split_offsets(sent.plan.num_sent)[:-1]
         numbers = sent.inverse - repeat_values(backend, first, sizes)
-        return Asked(split(places, num_received), split(numbers, sizes), sent.route)
+        return Asked(split(places, num_received), split(numbers, sizes), sent.plan)
 
 
 def check(batch: Batch) -> None:

@@ -377,7 +377,7 @@ def test_a_context_knows_when_its_tables_gave_the_row_numbers(backend):
     table.lock = Lock()
     _, context = forward_parts(backend, SingleCommunicator(), [part])
     assert int(context.found[0, 0]) != table.row_epoch
-    np.testing.assert_array_equal(backend.to_host(context.pooling.sources[0])[:, 0], [5, 6])
+    np.testing.assert_array_equal(backend.to_host(context.sources[0])[:, 0], [5, 6])
 
 
 def test_row_splits_of_row_numbers(backend):
