@@ -351,7 +351,7 @@ def test_the_trunk_of_a_lookup_reaches_nothing_that_only_some_lookups_need():
 def test_the_context_of_the_way_back_has_no_field_of_an_option():
     """What a new field is for, every lookup has: else it belongs to a function of its own."""
     assert fields("sok_lite.engine.lookup", "BackwardContext") == [
-        *("plan", "sizes", "row_splits", "inverse", "sources", "found", "keys", "rows")
+        *("plan", "batch", "inverse", "sources", "found", "keys", "rows")
     ]
 
 

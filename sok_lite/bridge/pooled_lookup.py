@@ -166,7 +166,6 @@ class PooledLookup:
             of_32_bits = (each.view(np.int32) for each in others)
             told = (numbers, rows.view(np.uint32), (keys, *of_32_bits))
             context = BackwardContext.restore(backend, comm, batch, *told, sources)
-            parts = list(zip(batch.tables, batch.weights, self._combiners, strict=True))
 
             def allocate(sizes: Sequence[int]) -> tuple[Sequence[Array], Sequence[Array]]:
                 shapes = [(size, t.dim) for size, t in zip(sizes, self._tables, strict=True)]
@@ -174,7 +173,7 @@ class PooledLookup:
                 outputs.allocate((0, shapes), (count, of_keys))
                 return outputs.several(0, shapes), outputs.several(count, of_keys)
 
-            found = lookup.backward(backend, parts, grads, context, allocate)
+            found = lookup.backward(backend, grads, context, allocate)
             self._give_sources(outputs, 2 * count, found.weight_grads)
 
     def pooled(self, outputs: list[tf.Tensor], batches: Sequence[int | None]) -> list[tf.Tensor]:

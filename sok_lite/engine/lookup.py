@@ -27,7 +27,7 @@ from sok_lite.backend.ragged import (
 )
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.comm import Communicator
-from sok_lite.engine.batch import Batch, ShardedTable
+from sok_lite.engine.batch import Batch
 from sok_lite.engine.dedup import dedup_and_group
 from sok_lite.engine.exchange import (
     AllToAllPlan,
@@ -49,8 +49,7 @@ class BackwardContext(NamedTuple):
 
     Attributes:
       plan: how the keys were sent to their owners.
-      sizes: (2, num_features) int64, on the host: items and rows of each feature.
-      row_splits: (rows + num_features,) int64, of the batch.
+      batch: of this rank.
       inverse: (items,) int32, the index of each item's key among those that this rank sent; None
         with one rank.
       sources: of each feature with weights the rows of the keys that this rank sent, (u, dim), or
@@ -64,8 +63,7 @@ class BackwardContext(NamedTuple):
     """
 
     plan: AllToAllPlan
-    sizes: np.ndarray
-    row_splits: Array
+    batch: Batch
     inverse: Array | None
     sources: list[Array | None]
     found: np.ndarray
@@ -109,22 +107,8 @@ class BackwardContext(NamedTuple):
         plan = AllToAllPlan.restore(backend, comm, of_plan, order, batch.layout.num_items)
         if comm.size == 1:
             keys, inverse = batch.keys, None
-        return _context(
-            plan, batch, inverse, sources, found.reshape(3, -1), keys, rows[: keys.size]
-        )
-
-
-def _context(
-    plan: AllToAllPlan,
-    batch: Batch,
-    inverse: Array | None,
-    sources: list[Array | None],
-    found: np.ndarray,
-    keys: Array,
-    rows: Array,
-) -> BackwardContext:
-    sizes = np.array([batch.layout.sizes, batch.layout.num_rows], np.int64)
-    return BackwardContext(plan, sizes, batch.row_splits, inverse, sources, found, keys, rows)
+        found = found.reshape(3, -1)
+        return BackwardContext(plan, batch, inverse, sources, found, keys, rows[: keys.size])
 
 
 class Gradients(NamedTuple):
@@ -183,10 +167,8 @@ def forward(
         None if weights is None else rows
         for weights, rows in zip(batch.weights, returned, strict=True)
     ]
-    context = _context(
-        sent.plan, batch, sent.inverse, sources, _found(shard), shard.keys, shard.rows
-    )
-    return pooled, context
+    found = (shard.found(), shard.keys, shard.rows)
+    return pooled, BackwardContext(sent.plan, batch, sent.inverse, sources, *found)
 
 
 def _forward_one_rank(
@@ -207,12 +189,8 @@ def _forward_one_rank(
         batch.check_splits()
         raise
     plan = AllToAllPlan.of_one_rank(backend, comm, batch.layout.num_items)
-    context = _context(plan, batch, None, shard.sources, _found(shard), shard.keys, shard.rows)
-    return outputs, context
-
-
-def _found(shard: ShardLookup) -> np.ndarray:
-    return np.array([shard.row_epochs, shard.num_without_row, shard.lookup_numbers], np.int64)
+    found = (shard.found(), shard.keys, shard.rows)
+    return outputs, BackwardContext(plan, batch, None, shard.sources, *found)
 
 
 def _pool(
@@ -240,7 +218,6 @@ def _pool(
 
 def backward(
     backend: Backend,
-    features: Sequence[tuple[Any, Array | None, str]],
     out_grads: Sequence[Array],
     context: BackwardContext,
     allocate: Callable[[Sequence[int]], tuple[Sequence[Array], Sequence[Array]]] | None = None,
@@ -248,7 +225,6 @@ def backward(
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
     Args:
-      features: (table, weights, combiner) of each feature of the forward.
       out_grads: (batch, dim) float32 per feature.
       allocate: takes the number of distinct keys of each feature; allocates the gradients of rows,
         (k, dim) float32, and copies of the keys, (k,) int64 or, for int32 tables, int32. None: the
@@ -257,24 +233,21 @@ def backward(
     Raises:
       ValueError: a gradient is not float32, or of another shape than its output.
     """
-    tables, plan = [table for table, _, _ in features], context.plan
-    num_items, num_rows = context.sizes.tolist()
-    out_grads = _checked_grads(backend, tables, out_grads, num_rows)
-    splits = split(context.row_splits, context.sizes[1] + 1)
-    weight_grads, launches = _weight_grads(backend, features, out_grads, context, splits)
-    weighting = [(weights, combiner) for _, weights, combiner in features]
-    index, coefficients = coefficients_of(backend, splits, weighting, num_items)
+    plan, batch = context.plan, context.batch
+    tables: Sequence[Any] = batch.tables
+    out_grads = _checked_grads(backend, out_grads, batch.layout.shapes)
+    splits = batch.splits_per_feature()
+    weight_grads, launches = _weight_grads(backend, out_grads, context, splits)
+    weighting = list(zip(batch.weights, batch.layout.combiners, strict=True))
+    index, coefficients = coefficients_of(backend, splits, weighting, batch.layout.sizes)
     launch_all(*launches)
     terms = Terms(out_grads, index, coefficients)
     if context.inverse is not None:
-        groups = group(
-            backend, context.inverse, split_offsets(num_items), split_offsets(plan.num_sent)
-        )
-        sums = segment_sums(backend, groups, terms)
+        offsets = (batch.layout.begin, split_offsets(plan.num_sent))
+        sums = segment_sums(backend, group(backend, context.inverse, *offsets), terms)
         terms = Terms(send_rounded_grads(tables, plan, sums))
-    distinct, groups = dedup_and_group(
-        backend, context.keys, split_offsets(plan.num_received), context.rows
-    )
+    begin = split_offsets(plan.num_received)
+    distinct, groups = dedup_and_group(backend, context.keys, begin, context.rows)
     sizes = distinct.sizes.tolist()
     row_grads, copies = (None, None) if allocate is None else allocate(sizes)
     row_grads = segment_sums(backend, groups, terms, row_grads)
@@ -291,37 +264,30 @@ def backward(
 
 
 def _weight_grads(
-    backend: Backend,
-    features: Sequence[tuple[ShardedTable, Array | None, str]],
-    out_grads: Sequence[Array],
-    context: BackwardContext,
-    splits: Sequence[Array],
+    backend: Backend, out_grads: Sequence[Array], context: BackwardContext, splits: Sequence[Array]
 ) -> tuple[list[Array | None], list[list[Launch]]]:
     """Returns the gradients of the weights of each feature that has any, and the launches that
     write them."""
-    n, launches = len(features), []
+    batch, n, launches = context.batch, len(splits), []
     results: list[Array | None] = [None] * n
     inverses, starts = [None] * n, [0] * n
     if context.inverse is not None:
-        inverses = split(context.inverse, context.sizes[0])
+        inverses = split(context.inverse, batch.layout.sizes)
         starts = split_offsets(context.plan.num_sent).tolist()
-    for i, (_, weights, combiner) in enumerate(features):
+    for i, weights in enumerate(batch.weights):
         if weights is not None:
-            pooling = (context.sources[i], inverses[i], splits[i], weights, combiner, starts[i])
+            weighting = (weights, batch.layout.combiners[i], starts[i])
+            pooling = (context.sources[i], inverses[i], splits[i], *weighting)
             results[i], launch = combine_weight_grad_launch(backend, out_grads[i], *pooling)
             launches.append([launch])
     return results, launches
 
 
 def _checked_grads(
-    backend: Backend,
-    tables: Sequence[ShardedTable],
-    grads: Sequence[Array],
-    num_rows: Sequence[int],
+    backend: Backend, grads: Sequence[Array], shapes: Sequence[Shape]
 ) -> Sequence[Array]:
     """Returns the gradients of outputs, C-contiguous; ValueError for other dtypes and shapes."""
-    expected = [(n, table.dim) for n, table in zip(num_rows, tables, strict=True)]
-    for number, (grad, shape) in enumerate(zip(grads, expected, strict=True)):
+    for number, (grad, shape) in enumerate(zip(grads, shapes, strict=True)):
         if grad.shape != shape or grad.dtype != F32:
             raise ValueError(
                 f"The gradient of the output of table {number} must be float32 of shape "

@@ -26,9 +26,6 @@ class ShardLookup:
 
     Attributes:
       rows: (m,) uint32, row numbers, or NO_ROW; not initialised before the lookup.
-      row_epochs: `row_epoch` of each feature's table when the row numbers were found.
-      num_without_row: keys without a row in this call, of each feature's table.
-      lookup_numbers: the number of this lookup, of each feature's table; 0: it inserts nothing.
       sources: after `pool`, of features with weights the row of each key, (m, dim) storage; None of
         the others.
     """
@@ -48,11 +45,12 @@ class ShardLookup:
             self.rows = backend.xp.empty(keys.size, np.uint32)
         else:
             self.rows = new_rows((keys.size,))
-        num_features = len(sizes)
-        self.row_epochs = [0] * num_features
-        self.num_without_row = [0] * num_features
-        self.lookup_numbers = [0] * num_features
-        self.sources: list[Array | None] = [None] * num_features
+        self._found: list[tuple[int, int, int]] = [(0, 0, 0)] * len(sizes)
+        self.sources: list[Array | None] = [None] * len(sizes)
+
+    def found(self) -> np.ndarray:
+        """Returns (3, num_features) int64, see `BackwardContext.found` of lookup.py."""
+        return np.array(self._found, np.int64).reshape(-1, 3).T
 
     def look_up(self) -> list[Array]:
         """Looks up the keys of all features at once; returns the rows of each, (m, dim) storage."""
@@ -128,12 +126,11 @@ class ShardLookup:
                 rows_of = dict(zip(order, in_order, strict=True))
                 all_rows = [rows_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
-            self.row_epochs = [table.row_epoch for table in self._tables]
             of_tables = zip(layout.features_of_tables, num_without_row, requests, strict=True)
             for features, count, each in of_tables:
                 lookup_number = each.table.clock.now if each.insert else 0
                 for i in features:
-                    self.num_without_row[i], self.lookup_numbers[i] = count, lookup_number
+                    self._found[i] = (each.table.row_epoch, count, lookup_number)
             if keeps_sources:
                 self._read_sources()
             for table in [table for table in tables if not table.keeps_every_key]:
@@ -159,7 +156,7 @@ class ShardLookup:
             table = self._tables[i]
             source = self.sources[i] = table.store.output(self.sizes[i])
             reading = [table.store.read_launch(rows[i], source)]
-            if self.num_without_row[i] and batch.missing[i] == "initial":
+            if self._found[i][1] and batch.missing[i] == "initial":
                 reading.append(table.draw_launch(source, keys[i], rows[i]))
             launches.append(reading)
         launch_all(*launches)
