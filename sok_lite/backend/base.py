@@ -114,19 +114,19 @@ class Backend(ABC):
         """Returns a `launch` that is yet to be made; `launch_all` makes several as one."""
         return Launch(self, kernel, Work(num_items, args))
 
-    def launch_parts(self, kernel: str, parts: Sequence[Work]) -> None:
+    def launch_parts(self, kernel: str, tables: Sequence[Work]) -> None:
         """Runs a kernel for several tables in one launch, which may run them in any order.
 
         On a GPU it is one launch per 30,000 bytes of arguments, those of some 180 tables.
         """
-        launch_all(*([Launch(self, kernel, part)] for part in parts))
+        launch_all(*([Launch(self, kernel, args)] for args in tables))
 
     @abstractmethod
-    def packed(self, kernel: str, parts: Sequence[Work]) -> "list[Callable[[], Any]]":
+    def packed(self, kernel: str, tables: Sequence[Work]) -> "list[Callable[[], Any]]":
         """Returns launches with packed arguments: calling them allocates next to nothing.
 
         Args:
-          parts: at least one, each with items.
+          tables: at least one, each with items.
         """
 
     @abstractmethod

@@ -136,15 +136,15 @@ class CpuBackend(Backend):
         if num_items > 0:
             self._launch(self._words(kernel, [Work(num_items, args)]))
 
-    def packed(self, kernel: str, parts: Sequence[Work]) -> list[Callable[[], Any]]:
-        action = partial(self._launch, ctypes.byref(self._words(kernel, parts)))
-        action.parts = parts  # type: ignore[attr-defined]  # keeps their arrays alive
+    def packed(self, kernel: str, tables: Sequence[Work]) -> list[Callable[[], Any]]:
+        action = partial(self._launch, ctypes.byref(self._words(kernel, tables)))
+        action.tables = tables  # type: ignore[attr-defined]  # keeps their arrays alive
         return [action]
 
-    def _words(self, kernel: str, parts: Sequence[Work]) -> Any:
-        words, first = self._launch_words(kernel, [part.num_items for part in parts])
+    def _words(self, kernel: str, tables: Sequence[Work]) -> Any:
+        words, first = self._launch_words(kernel, [each.num_items for each in tables])
         signature = self._kernels[kernel].signature
-        arguments = [part.arguments for part in parts]
+        arguments = [each.arguments for each in tables]
         pack_arguments(kernel, signature, arguments, addresses_of, words, first)
         return words
 

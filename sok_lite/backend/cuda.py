@@ -190,24 +190,26 @@ class CudaBackend(Backend):
             self._tuned[block_size] = tuned
         return tuned
 
-    def packed(self, kernel: str, parts: Sequence[Work]) -> list[Callable[[], Any]]:
+    def packed(self, kernel: str, tables: Sequence[Work]) -> list[Callable[[], Any]]:
         signature = self._source(kernel).signature
-        table = np.empty((len(parts), len(signature)), np.int64)
-        pack_arguments(kernel, signature, [part.arguments for part in parts], _addresses, table)
-        num_items = [part.num_items for part in parts]
+        arguments = np.empty((len(tables), len(signature)), np.int64)
+        pack_arguments(
+            kernel, signature, [each.arguments for each in tables], _addresses, arguments
+        )
+        num_items = [each.num_items for each in tables]
         most_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else LAUNCH_WORDS
         most = (most_words - 1) // (1 + len(signature))
         return [
-            self._plan_launch(kernel, num_items[i : i + most], table[i : i + most], parts)
-            for i in range(0, len(parts), most)
+            self._plan_launch(kernel, num_items[i : i + most], arguments[i : i + most], tables)
+            for i in range(0, len(tables), most)
         ]
 
     def _plan_launch(
-        self, kernel: str, num_items: Sequence[int], table: np.ndarray, parts: Sequence[Work]
+        self, kernel: str, num_items: Sequence[int], arguments: np.ndarray, tables: Sequence[Work]
     ) -> Callable[[], Any]:
-        """Returns a launch; `table` has a row of argument words for each table."""
+        """Returns a launch; `arguments` has a row of words for each of its tables."""
         num_parts = len(num_items)
-        num_words = 1 + num_parts + table.size
+        num_words = 1 + num_parts + arguments.size
         is_wide = num_words > LAUNCH_WORDS
         run, lanes, max_threads = self._kernel(kernel, is_wide)
         threads = min(self._threads_per_block, max_threads // 32 * 32)
@@ -218,10 +220,10 @@ class CudaBackend(Backend):
         place = np.empty(1, _WIDE_ARGUMENTS if is_wide else ARGUMENTS)
         words = place["word"][0]  # what is behind `num_words` is not read
         words[: num_parts + 1] = [0, *itertools.accumulate(blocks)]
-        words[num_parts + 1 : num_words] = table.reshape(-1)
+        words[num_parts + 1 : num_words] = arguments.reshape(-1)
         shape = (int(words[num_parts]),), (threads,)
         action = partial(run, *shape, (place, np.int64(num_parts)))
-        action.parts = parts  # type: ignore[attr-defined]  # keeps their arrays alive
+        action.tables = tables  # type: ignore[attr-defined]  # keeps their arrays alive
         return action
 
     def set_bits(self, n: int, dtype: np.dtype) -> Array:

@@ -13,12 +13,12 @@ class Launch(NamedTuple):
     Attributes:
       backend: the `Backend` that makes it.
       kernel: the kernel's name.
-      part: its `Work`; without items nothing is launched.
+      args: its `Work`; without items nothing is launched.
     """
 
     backend: Any
     kernel: str
-    part: Any
+    args: Any
 
     def __call__(self) -> None:
         launch_all([self])
@@ -33,21 +33,21 @@ def launch_all(*sequences: Iterable[Launch]) -> None:
     """
     by_kinds: dict[tuple[_Kind, ...], list[list[Launch]]] = {}
     for launches in sequences:
-        with_items = [each for each in launches if each.part.num_items > 0]
+        with_items = [each for each in launches if each.args.num_items > 0]
         if with_items:
             by_kinds.setdefault(tuple([each[:2] for each in with_items]), []).append(with_items)
     num_done, ready = dict.fromkeys(by_kinds, 0), []
     left = [*by_kinds]
     while left:
         kind = _next_kind([kinds[num_done[kinds] :] for kinds in left])
-        parts = []
+        tables = []
         for kinds in left:
             i = num_done[kinds]
             if kinds[i] == kind:
-                parts += [launches[i].part for launches in by_kinds[kinds]]
+                tables += [launches[i].args for launches in by_kinds[kinds]]
                 num_done[kinds] += 1
         backend, kernel = kind
-        ready += backend.packed(kernel, parts)
+        ready += backend.packed(kernel, tables)
         left = [kinds for kinds in left if num_done[kinds] < len(kinds)]
     for launch in ready:
         launch()

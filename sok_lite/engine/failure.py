@@ -36,20 +36,7 @@ def shared_failure(comm: Communicator) -> AbstractContextManager[None]:
     does not fit. The other ranks raise a CommunicatorError with the reason in `send_keys` instead
     of waiting, and no table has changed.
     """
-    return _ONE_RANK if comm.size == 1 else _sharing_failure(comm)
-
-
-@contextmanager
-def _sharing_failure(comm: Communicator) -> Iterator[None]:
-    try:
-        yield
-    except CommunicatorError:
-        raise
-    except Exception as error:
-        # If another rank has died, this error is still the one to raise here.
-        with suppress(CommunicatorError):
-            _send_reason(comm, f"{type(error).__name__}: {error}")
-        raise
+    return _ONE_RANK if comm.size == 1 else _reporting(comm, _send_reason)
 
 
 def failure_known_to_all(comm: Communicator) -> AbstractContextManager[None]:
@@ -58,20 +45,20 @@ def failure_known_to_all(comm: Communicator) -> AbstractContextManager[None]:
     For work between the exchanges of a lookup or of a gradient: the name of the call, which all
     ranks compare, is then this rank's failure.
     """
-    return _ONE_RANK if comm.size == 1 else _telling_failure(comm)
+    return _ONE_RANK if comm.size == 1 else _reporting(comm, _meet_with_reason)
 
 
 @contextmanager
-def _telling_failure(comm: Communicator) -> Iterator[None]:
+def _reporting(comm: Communicator, report: Callable[[Communicator, str], None]) -> Iterator[None]:
+    """Reports a failure of this rank alone to the others, and raises it."""
     try:
         yield
     except CommunicatorError:
         raise
     except Exception as error:
-        text = f"no call, after {type(error).__name__}: {error}"
-        call = text.encode("ascii", "replace")[:LONGEST_CALL].decode()
+        # If another rank has died, this error is still the one to raise here.
         with suppress(CommunicatorError):
-            comm.barrier(call)
+            report(comm, f"{type(error).__name__}: {error}")
         raise
 
 
@@ -142,3 +129,9 @@ def _send_reason(comm: Communicator, reason: str) -> None:
     message = np.concatenate([np.array([_FAILED, len(text)], np.int64), words])
     splits = np.full(comm.size, len(message), np.int32)
     comm.alltoallv(np.tile(message, comm.size), splits, call=SEND_KEYS)
+
+
+def _meet_with_reason(comm: Communicator, reason: str) -> None:
+    """Joins the next call of the other ranks with a reason in place of its name."""
+    call = f"no call, after {reason}".encode("ascii", "replace")[:LONGEST_CALL].decode()
+    comm.barrier(call)

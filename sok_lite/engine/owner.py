@@ -53,7 +53,7 @@ class OwnerRule(ABC):
           ValueError: the rule has no owner among so many ranks.
         """
 
-    def reading(self, kind: KeyDtype | str) -> str:
+    def equivalent_key_type(self, kind: KeyDtype | str) -> str:
         """Returns a key type with the same owners: tables that share it and the rule are computed
         together."""
         return kind if isinstance(kind, str) else kind.name
@@ -78,12 +78,12 @@ class KeyModRanks(OwnerRule):
         if size & (size - 1) == 0:
             # The low bits: the floor mod of signed and unsigned numbers, without a division.
             return (keys & np.int64(size - 1)).astype(np.int32)
-        if self.reading(kind) == "uint64":
+        if self.equivalent_key_type(kind) == "uint64":
             return (keys.view(np.uint64) % np.uint64(size)).astype(np.int32)
         return (keys % np.int64(size)).astype(np.int32)  # of the sign of size: -1 mod 3 is 2
 
-    def reading(self, kind: KeyDtype | str) -> str:
-        return "uint64" if super().reading(kind) == "uint64" else "int64"
+    def equivalent_key_type(self, kind: KeyDtype | str) -> str:
+        return "uint64" if super().equivalent_key_type(kind) == "uint64" else "int64"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class HashOfKey(OwnerRule):
         high = hash_keys(keys) >> np.uint64(32)
         return ((high * np.uint64(size)) >> np.uint64(32)).astype(np.int32)
 
-    def reading(self, kind: KeyDtype | str) -> str:
+    def equivalent_key_type(self, kind: KeyDtype | str) -> str:
         return "int64"  # the hash is one of bits
 
 
@@ -205,8 +205,8 @@ class AlsoLocal(OwnerRule):
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         return self.rule.owners(keys, size, kind, xp)
 
-    def reading(self, kind: KeyDtype | str) -> str:
-        return self.rule.reading(kind)
+    def equivalent_key_type(self, kind: KeyDtype | str) -> str:
+        return self.rule.equivalent_key_type(kind)
 
 
 MOD = KeyModRanks()
@@ -249,7 +249,7 @@ def owners(
     """
     ranks = [_checked_rank(rule, size) for rule in rules]
     rule_of_table = [
-        None if rule.only_rank is not None else (rule, rule.reading(kind))
+        None if rule.only_rank is not None else (rule, rule.equivalent_key_type(kind))
         for rule, kind in zip(rules, kinds, strict=True)
     ]
     different = list(dict.fromkeys(rule_of_table))
