@@ -31,7 +31,6 @@ from sok_lite.engine.batch import Batch
 from sok_lite.engine.dedup import dedup_and_group
 from sok_lite.engine.exchange import (
     AllToAllPlan,
-    KeyDispatch,
     dispatch_keys,
     return_rows,
     send_rounded_grads,
@@ -155,31 +154,9 @@ def forward(
         reason. No key was inserted and no row has changed; on one rank a kernel finds the error,
         and the keys of the call that have a row count as seen.
     """
-    if comm.size == 1:
-        return _forward_one_rank(backend, comm, batch, allocate, new_rows, begun)
-    sent = dispatch_keys(backend, comm, batch, tag)
-    with failure_known_to_all(comm):
-        num_received = sent.plan.num_received.tolist()
-        shard = ShardLookup(backend, batch, sent.received, num_received, new_rows)
-        returned = return_rows(sent.plan, shard.look_up())
-    pooled = _pool(backend, batch, sent, returned, allocate)
-    sources = [
-        None if weights is None else rows
-        for weights, rows in zip(batch.weights, returned, strict=True)
-    ]
-    found = (shard.found(), shard.keys, shard.rows)
-    return pooled, BackwardContext(sent.plan, batch, sent.inverse, sources, *found)
-
-
-def _forward_one_rank(
-    backend: Backend,
-    comm: Communicator,
-    batch: Batch,
-    allocate: Allocate | None,
-    new_rows: Callable[[Shape], Array] | None,
-    begun: np.ndarray | None,
-) -> tuple[Sequence[Array], BackwardContext]:
-    """Does what `forward` does with one rank: no key is sent, so none is deduplicated."""
+    if comm.size > 1:
+        return _forward_over_ranks(backend, comm, batch, tag, allocate, new_rows)
+    # No key is sent, so none is deduplicated.
     batch.check_splits_of_no_rows()
     shard = ShardLookup(backend, batch, batch.keys, batch.layout.sizes, new_rows)
     outputs = new_results(backend, batch.layout.shapes, allocate)
@@ -193,24 +170,32 @@ def _forward_one_rank(
     return outputs, BackwardContext(plan, batch, None, shard.sources, *found)
 
 
-def _pool(
+def _forward_over_ranks(
     backend: Backend,
+    comm: Communicator,
     batch: Batch,
-    sent: KeyDispatch,
-    rows: Sequence[Array],
+    tag: int,
     allocate: Allocate | None,
-) -> Sequence[Array]:
-    """Pools (u, dim) rows of the keys that this rank sent: (batch, dim) float32 per feature."""
+    new_rows: Callable[[Shape], Array] | None,
+) -> tuple[Sequence[Array], BackwardContext]:
+    sent = dispatch_keys(backend, comm, batch, tag)
+    plan = sent.plan
+    with failure_known_to_all(comm):
+        num_received = plan.num_received.tolist()
+        shard = ShardLookup(backend, batch, sent.received, num_received, new_rows)
+        returned = return_rows(plan, shard.look_up())
     inverses, splits = split(sent.inverse, batch.layout.sizes), batch.splits_per_feature()
-    pooled = new_results(backend, batch.layout.shapes, allocate)
-    launches = []
-    starts = split_offsets(sent.plan.num_sent)[:-1].tolist()
-    for i, (source, inverse, start) in enumerate(zip(rows, inverses, starts, strict=True)):
-        weighting = (batch.weights[i], batch.layout.combiners[i])
-        launch = combine_launch(backend, source, inverse, splits[i], *weighting, pooled[i], start)
-        launches.append([launch])
+    outputs = new_results(backend, batch.layout.shapes, allocate)
+    starts = split_offsets(plan.num_sent)[:-1].tolist()
+    launches, sources = [], []
+    for i, (rows, inverse, start) in enumerate(zip(returned, inverses, starts, strict=True)):
+        weights = batch.weights[i]
+        weighting = (splits[i], weights, batch.layout.combiners[i])
+        launches.append([combine_launch(backend, rows, inverse, *weighting, outputs[i], start)])
+        sources.append(None if weights is None else rows)
     launch_all(*launches)
-    return pooled
+    found = (shard.found(), shard.keys, shard.rows)
+    return outputs, BackwardContext(plan, batch, sent.inverse, sources, *found)
 
 
 # ---------------------------------------------------------------- backward
