@@ -30,23 +30,23 @@ class _WordTypes(dict[int, Any]):
     def __missing__(self, count: int) -> Any:
         if len(self) >= 1 << 12:
             self.clear()
-        self[count] = ctypes.c_int64 * count
-        return self[count]
+        made = self[count] = ctypes.c_int64 * count
+        return made
 
 
 # Launch words are ctypes memory: passing its address needs no call.
 WORDS = _WordTypes()
 
 # Wraps memory of any length, which must be writable and have no gaps.
-_over = (ctypes.c_char * 0).from_buffer
-_UNUSUAL = (TypeError, ValueError, BufferError)
+_wrap = (ctypes.c_char * 0).from_buffer
+_CANNOT_WRAP = (TypeError, ValueError, BufferError)
 
 
 def address_of(array: Any) -> int:
     """Returns the address of an array's data; NumPy's own attribute takes three times as long."""
     try:
-        return addressof(_over(array))
-    except _UNUSUAL:  # such as a read-only one
+        return addressof(_wrap(array))
+    except _CANNOT_WRAP:  # such as a read-only one
         return int(array.ctypes.data)
 
 
@@ -56,13 +56,13 @@ def addresses_of(
     """Implements `Addresses` for NumPy arrays."""
     try:
         found = [
-            0 if array is None else addressof(_over(array))
+            0 if array is None else addressof(_wrap(array))
             for array in arrays
             if array is None or array.dtype is dtype
         ]
         if len(found) == len(arrays):
             return found
-    except (AttributeError, *_UNUSUAL):
+    except (AttributeError, *_CANNOT_WRAP):
         pass
     return [0 if each is None else _checked(each, dtype, kernel, argument) for each in arrays]
 

@@ -111,9 +111,6 @@ class CpuBackend(Backend):
         lock: TableLock = record.lock
         return lock
 
-    def _kernel(self, name: str) -> _Kernel:
-        return self._kernels[name]
-
     def kernel(self, name: str) -> tuple[int, int]:
         """Returns the address of a kernel and the number of its arguments, for native code."""
         address, signature = self._kernels[name]
