@@ -351,10 +351,7 @@ def test_the_trunk_of_a_lookup_reaches_nothing_that_only_some_lookups_need():
 def test_the_context_of_the_way_back_has_no_field_of_an_option():
     """What a new field is for, every lookup has: else it belongs to a function of its own."""
     assert fields("sok_lite.engine.lookup", "BackwardContext") == [
-        *("pooling", "found", "keys", "rows")
-    ]
-    assert fields("sok_lite.engine.batch_pooling", "PoolingContext") == [
-        *("route", "numbers", "row_splits", "inverse", "sources")
+        *("plan", "batch", "inverse", "sources", "found", "keys", "rows")
     ]
 
 

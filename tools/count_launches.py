@@ -143,8 +143,7 @@ def training_step(
     def train(_: Any) -> None:
         parts = [Part(table, items, splits, None, "mean") for table in tables]
         _, context = forward_parts(backend, comm, parts)
-        ways = [(table, None, "mean") for table in tables]
-        gradients = lookup.backward(backend, ways, grads, context)
+        gradients = lookup.backward(backend, grads, context)
         updates = [
             Update(table, rule, keys, row_grads, of_gradient=True)
             for table, keys, row_grads in zip(tables, *gradients[:2], strict=True)

@@ -68,8 +68,7 @@ class Step:
         _, self._context = lookup.forward(self._backend, SingleCommunicator(), keys)
 
     def backward(self):
-        ways = [(table, None, "sum") for table in self._tables]
-        self._gradients = lookup.backward(self._backend, ways, self._grads, self._context)
+        self._gradients = lookup.backward(self._backend, self._grads, self._context)
 
     def update(self):
         self._count += 1

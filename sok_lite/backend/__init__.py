@@ -38,7 +38,10 @@ def _cuda() -> Backend:
 
 
 def default_backend() -> str:
-    """Returns SOK_LITE_BACKEND (or ValueError), else "cuda" if CuPy sees a GPU, else "cpu"."""
+    """Returns SOK_LITE_BACKEND, else "cuda" if CuPy sees a GPU, else "cpu".
+
+    ValueError: SOK_LITE_BACKEND is neither of them.
+    """
     name = os.environ.get("SOK_LITE_BACKEND", "").strip()
     if name not in ("", "cpu", "cuda"):
         raise ValueError(
@@ -49,10 +52,9 @@ def default_backend() -> str:
 
 
 def get_backend(name: str | None = None) -> Backend:
-    """Returns the shared backend of a name.
+    """Returns the shared backend of a name, None: of `default_backend`.
 
-    ValueError: no such backend; if SOK_LITE_BACKEND names it, the error says so. RuntimeError:
-    "cuda" without CuPy or a GPU.
+    ValueError: no such backend. RuntimeError: "cuda" without CuPy or a GPU.
     """
     source = "backend" if name else "SOK_LITE_BACKEND"
     name = name or default_backend()

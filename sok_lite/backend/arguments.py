@@ -1,7 +1,7 @@
 """Kernel arguments as words of 8 bytes.
 
-A step over many tables passes thousands of arguments: those of all tables of a launch are packed by
-column, in few Python calls each.
+A step over many tables passes thousands of arguments. So they are packed column by column: a few
+Python calls for one argument of all tables.
 """
 
 import ctypes
@@ -16,55 +16,53 @@ import numpy as np
 
 from sok_lite.backend.base import ARGUMENT_DTYPES
 
-# Returns the address of each array, 0 for None. Raises TypeError, which names kernel and argument
-# number, for one that has gaps or is not of the dtype (None: any).
+# (arrays, dtype or None for any, kernel, argument number) -> the address of each array, 0 for None.
+# TypeError: an array has gaps or another dtype.
 Addresses = Callable[[Sequence[Any], np.dtype | None, str, int], list[int]]
 
 # Raised for values that are not numbers, or too large.
 _UNFIT = (OverflowError, TypeError, struct.error)
 
 
-class _Types(dict[int, Any]):
-    """ctypes array types of n int64, by n; otherwise ctypes makes a new one each time."""
-
-    _MOST = 1 << 12
+class _WordTypes(dict[int, Any]):
+    """ctypes array types of n int64, by n: ctypes would make a new one each time."""
 
     def __missing__(self, count: int) -> Any:
-        if len(self) >= self._MOST:
+        if len(self) >= 1 << 12:
             self.clear()
         made = self[count] = ctypes.c_int64 * count
         return made
 
 
 # Launch words are ctypes memory: passing its address needs no call.
-WORDS = _Types()
+WORDS = _WordTypes()
 
 # Wraps memory of any length, which must be writable and have no gaps.
-_over = (ctypes.c_char * 0).from_buffer
-_UNUSUAL = (TypeError, ValueError, BufferError)
+_wrap = (ctypes.c_char * 0).from_buffer
+_CANNOT_WRAP = (TypeError, ValueError, BufferError)
 
 
 def address_of(array: Any) -> int:
     """Returns the address of an array's data; NumPy's own attribute takes three times as long."""
     try:
-        return addressof(_over(array))
-    except _UNUSUAL:  # such as a read-only one
+        return addressof(_wrap(array))
+    except _CANNOT_WRAP:  # such as a read-only one
         return int(array.ctypes.data)
 
 
 def addresses_of(
     arrays: Sequence[Any], dtype: np.dtype | None, kernel: str, argument: int
 ) -> list[int]:
-    """Returns the address of each NumPy array; see `Addresses`."""
+    """Implements `Addresses` for NumPy arrays."""
     try:
         found = [
-            0 if array is None else addressof(_over(array))
+            0 if array is None else addressof(_wrap(array))
             for array in arrays
             if array is None or array.dtype is dtype
         ]
         if len(found) == len(arrays):
             return found
-    except (AttributeError, *_UNUSUAL):
+    except (AttributeError, *_CANNOT_WRAP):
         pass
     return [0 if each is None else _checked(each, dtype, kernel, argument) for each in arrays]
 
@@ -95,23 +93,23 @@ def _pointer_arguments(signature: str) -> list[tuple[int, str, np.dtype | None]]
     return [(i, each, ARGUMENT_DTYPES.get(each)) for i, each in letters if each != "#"]
 
 
-def pack_parts(
+def pack_arguments(
     kernel: str,
     signature: str,
-    parts: Sequence[Sequence[Any]],
+    tables: Sequence[Sequence[Any]],
     addresses: Addresses,
     memory: Any,
     first: int = 0,
 ) -> None:
-    """Writes arguments as words, those of each part side by side.
+    """Writes the arguments for each table as words into `memory`, from its word `first` on.
 
     A signature has a letter for each argument, as in kernels/parts.cuh; "?": an array of any type.
     TypeError: arguments do not match it.
     """
     num_arguments = len(signature)
-    for count in {*map(len, parts)} - {num_arguments}:
+    for count in {*map(len, tables)} - {num_arguments}:
         raise TypeError(f"{kernel} takes {num_arguments} arguments. Received: {count}.")
-    words = [*itertools.chain.from_iterable(parts)]
+    words = [*itertools.chain.from_iterable(tables)]
     for i, letter, dtype in _pointer_arguments(signature):
         column = words[i::num_arguments]
         if letter == ".":

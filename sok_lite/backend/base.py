@@ -1,4 +1,4 @@
-"""The interface of a backend: arrays, memory, and launches of kernels."""
+"""The interface of a backend: arrays, memory, kernel launches."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ import numpy as np
 
 from sok_lite.backend.launches import Launch, launch_all
 
-# The letters of SokCode in kernels/parts.cuh: what an argument of a kernel must be.
+# dtypes of kernel arguments, by the letters of SokCode in kernels/parts.cuh.
 ARGUMENT_DTYPES: dict[str, np.dtype] = {
     "q": np.dtype(np.int64),
     "Q": np.dtype(np.uint64),
@@ -22,18 +22,16 @@ ARGUMENT_DTYPES: dict[str, np.dtype] = {
     "d": np.dtype(np.float64),
 }
 
-# The same by name.
 I64, I32, U32, U64, F32 = (ARGUMENT_DTYPES[code] for code in "qiIQf")
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is used
 
 
 class Work(NamedTuple):
-    """A kernel's work on one table, or on anything else that has arguments of its own.
+    """The arguments of a kernel launch for one table; one launch takes those of many tables.
 
     Attributes:
-      num_items: items (rows for a row kernel) of the kernel's main loop; a part of none is left
-        out.
+      num_items: items (rows for a row kernel) of the kernel's main loop; 0: nothing is launched.
       arguments: in the kernel's order: C-contiguous arrays of the backend, None for a null pointer,
         int for i64, float for f32.
     """
@@ -48,14 +46,14 @@ class Backend(ABC):
     Attributes:
       name: "cpu" or "cuda".
       xp: NumPy or CuPy.
-      device_id: the number of its GPU, as CUDA counts; -1 without one.
+      device_id: CUDA's number of the GPU; -1 on a CPU.
       num_devices: GPUs that this process sees.
       num_threads: the most worker threads of one launch; 1 on a GPU.
-      chunk_bytes: about how many bytes of near rows a row store allocates at first.
-      far_chunk_bytes: the same of far rows.
+      chunk_bytes, far_chunk_bytes: about how many bytes a row store allocates at first, of near and
+        of far rows.
       gives_back: whether `give_back` does anything.
-      segment_slots: the fewest slots of a segment of an index that has more than one, a power of
-        two. 8 MB, that is 4 large pages, move in a few milliseconds.
+      segment_slots: the fewest slots of an index segment if there are several, a power of two: 8 MB
+        (4 large pages) move in a few milliseconds.
     """
 
     name: str
@@ -69,51 +67,43 @@ class Backend(ABC):
     segment_slots = 1 << 19
 
     def activate(self) -> None:
-        """Makes the calling thread use this backend's device. A GPU is chosen per thread."""
+        """Makes the calling thread use this backend's device."""
         return None
 
     def for_table(
         self, block_size: int = 0, device_id: int = -1, io_by_cpu: bool = False
     ) -> "Backend":
-        """Returns the backend that a table with these options launches its kernels by.
-
-        Without a GPU they have no effect.
+        """Returns the backend for a table with these options, which a CPU ignores.
 
         Args:
           block_size: threads per block; 0: as this backend.
-          device_id: the GPU that the table is to be on; -1: this backend's.
-          io_by_cpu: whether the CPU is to copy rows that are outside the GPU.
+          device_id: the table's GPU; -1: this backend's.
+          io_by_cpu: whether the CPU copies rows that are outside the GPU.
 
         Raises:
           ValueError: the backend is on another GPU.
-          NotImplementedError: the CPU is to copy rows of a table on a GPU.
+          NotImplementedError: `io_by_cpu` on a GPU.
         """
         return self
 
     def new_lock(self, record: Any) -> Any:
-        """Returns the lock of a table: an RLock, or what is used like one and is in its record.
+        """Returns the lock of a table: an RLock, or the `TableLock` in its record, used like one.
 
         Args:
-          record: of the table, a ctypes structure whose first field is `lock`, a `TableLock`.
+          record: a ctypes structure whose first field is `lock`, a `TableLock`.
         """
         return threading.RLock()
 
     def load_kernels(self) -> None:
-        """Has all kernels compiled and loaded, where that is not so from the start.
+        """Compiles and loads all kernels that would otherwise be loaded at their first launch.
 
-        Loading a kernel may wait for all that the GPU does: CUDA loads each when it is first used
-        ("Lazy Loading" in its programming guide). Kernels of NCCL wait for other ranks there.
+        CUDA may wait for the whole GPU when it loads a kernel ("Lazy Loading" in its programming
+        guide), where kernels of NCCL may be waiting for other ranks.
         """
         return None
 
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
-        """Runs a kernel over `num_items` items. On the GPU it returns before the kernel ends.
-
-        Args:
-          kernel: the kernel's name in `kernels/`.
-          num_items: items of its main loop; 0: nothing is launched.
-          args: in the kernel's order: C-contiguous arrays of the backend, None for a null pointer,
-            int for i64, float for f32.
+        """Runs a kernel, see `Work` for its arguments. A GPU runs it asynchronously.
 
         Raises:
           TypeError: the arguments do not fit the kernel's signature, or an array is not contiguous.
@@ -121,70 +111,47 @@ class Backend(ABC):
         self.prepared(kernel, num_items, *args)()
 
     def prepared(self, kernel: str, num_items: int, *args: Any) -> Launch:
-        """Returns a launch that is not made yet; `launch_all` makes those of several tables as one.
-
-        Args:
-          kernel: the kernel's name in `kernels/`.
-          num_items: items of its main loop; 0: nothing is launched.
-          args: in the kernel's order: C-contiguous arrays of the backend, None for a null pointer,
-            int for i64, float for f32.
-
-        Raises:
-          TypeError: when it is made: the arguments do not fit the kernel's signature, or an array
-            is not contiguous.
-        """
+        """Returns a `launch` that is yet to be made; `launch_all` makes several as one."""
         return Launch(self, kernel, Work(num_items, args))
 
-    def launch_parts(self, kernel: str, parts: Sequence[Work]) -> None:
-        """Runs a kernel for several parts, in no order that counts.
+    def launch_parts(self, kernel: str, tables: Sequence[Work]) -> None:
+        """Runs a kernel for several tables in one launch, which may run them in any order.
 
-        That is one launch, or none where no part has items; on a GPU one for each 30,000 bytes of
-        arguments, which is that of some 180 tables.
-
-        Raises:
-          TypeError: as of `prepared`.
+        On a GPU it is one launch per 30,000 bytes of arguments, those of some 180 tables.
         """
-        launch_all(*([Launch(self, kernel, part)] for part in parts))
+        launch_all(*([Launch(self, kernel, args)] for args in tables))
 
     @abstractmethod
-    def packed(self, kernel: str, parts: Sequence[Work]) -> "list[Callable[[], Any]]":
-        """Returns the launches for parts that have items, at least one, with their arguments
-        packed: to make them allocates next to nothing."""
+    def packed(self, kernel: str, tables: Sequence[Work]) -> "list[Callable[[], Any]]":
+        """Returns launches with packed arguments: calling them allocates next to nothing.
+
+        Args:
+          tables: at least one, each with items.
+        """
 
     @abstractmethod
     def set_bits(self, n: int, dtype: np.dtype) -> Array:
-        """Returns (n,) integers with all bits set, -1 or the largest. A GPU needs no kernel."""
+        """Returns (n,) integers with all bits set, -1 or the largest; without a kernel."""
 
     @abstractmethod
     def zeros_chunk(self, num_bytes: int) -> Array:
-        """Returns zeroed memory, (num_bytes,) uint8.
+        """Returns zeroed memory, (num_bytes,) uint8, or raises MemoryError.
 
-        On a CPU it costs nothing until it is touched; a GPU writes its zeros at once.
-
-        Raises:
-          MemoryError: there is not that much.
+        A CPU provides its pages when they are touched; a GPU writes zeros at once.
         """
 
     def first_chunk(self, num_bytes: int) -> Array:
-        """Returns zeroed memory, (num_bytes,) uint8, for a store that may stay small.
-
-        Raises:
-          MemoryError: there is not that much.
-        """
+        """Returns a `zeros_chunk` for a store that may stay small."""
         return self.zeros_chunk(num_bytes)
 
     @abstractmethod
     def far_chunk(self, num_bytes: int) -> np.ndarray:
-        """Returns zeroed memory, (num_bytes,) uint8, outside the device, that kernels can use.
-
-        Raises:
-          MemoryError: there is not that much.
-        """
+        """Returns zeroed host memory that kernels can use, (num_bytes,) uint8, or MemoryError."""
 
     def give_back(self, memory: Array) -> None:
-        """Returns the memory of part of a chunk to the system until it is touched again.
+        """Releases the pages of part of a chunk, not of a file's memory, until they are touched.
 
-        It then has zeros or its old content. Not for memory of a file.
+        They then have zeros or their old content.
         """
         return None
 
@@ -205,15 +172,12 @@ class Backend(ABC):
         """Waits for every kernel launched so far."""
 
     def synchronize_device(self) -> None:
-        """Waits for all that anybody has put on the device, on any stream."""
+        """Waits for all work on the device, on any stream and of any library."""
         self.synchronize()
 
 
 def as_words(array: Array) -> tuple[str, Array]:
-    """Returns an array as unsigned integers of its width, for kernels that only copy elements.
-
-    Returns:
-      (what ends the kernel's name, "u8", "u16", "u32" or "u64"; the view).
-    """
+    """Returns an array as unsigned integers, for kernels that only copy: (name suffix such as
+    "u32", view)."""
     bits = 8 * array.dtype.itemsize
     return f"u{bits}", array.view(f"uint{bits}")

@@ -1,8 +1,7 @@
 """The CPU kernel library: from the wheel, or compiled here from the sources.
 
 A wheel has it in `sok_lite/lib`. In a checkout g++ compiles it on first use, into a cache keyed by
-sources and flags, so an edited kernel never runs from an old library. scripts/setup.sh does so in
-advance, and building a wheel (hatch_build.py) uses the same cache. The library of TensorFlow's
+sources and flags, so an edited kernel never runs from an old library. The library of TensorFlow's
 operations (sok_lite/native) is found and compiled likewise.
 """
 
@@ -29,10 +28,8 @@ FLAGS = (
     "-fno-trapping-math -Wall -Wextra -Werror"
 ).split()
 
-# A second build: for processors with AVX2, FMA and F16C.
-V3_FLAGS = ("-march=x86-64-v3",)
-# The library must load with an older libstdc++, and must not expose its copy to TensorFlow in the
-# same process.
+V3_FLAGS = ("-march=x86-64-v3",)  # for processors with AVX2, FMA and F16C
+# The library must load beside an older libstdc++, and not expose its own copy to TensorFlow.
 _LINK_FLAGS = ("-static-libstdc++", "-static-libgcc")
 _EXPORTS = "cpu_exports.map"
 
@@ -61,11 +58,8 @@ def find_library() -> Path:
 
 
 def find_rules() -> Path:
-    """Returns a library with the formulas of update rules, which GPU steps need too.
-
-    It is the CPU kernel library if that exists, otherwise a small one. ValueError, RuntimeError: as
-    `find_library`.
-    """
+    """Returns a library with the formulas of update rules, which GPU steps need too: the CPU kernel
+    library if it exists, otherwise a small one. Raises as `find_library`."""
     if built_library() is not None:
         return find_library()
     source = kernel_folder() / "cpu_rules.cpp"
@@ -77,7 +71,7 @@ def find_rules() -> Path:
 
 
 def built_library() -> Path | None:
-    """Returns the result of `find_library` if it needs no compiling, else None."""
+    """Returns the library of `find_library` if it exists already."""
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
         return Path(named)
@@ -94,17 +88,16 @@ def shipped_library() -> Path | None:
 
 
 def shipped_file(*names: str) -> Path | None:
-    """Returns the first of these libraries in the wheel, or None."""
+    """Returns the first of these libraries that the wheel has, or None."""
     folder = Path(__file__).resolve().parent.parent / "lib"
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def compile_library(extra_flags: Sequence[str] = ()) -> Path:
-    """Compiles every kernel into one shared library and returns its path.
+    """Compiles all kernels, in a minute or two unless cached; returns the shared library's path.
 
-    Unless cached it takes a minute or two; a warning of the logger "sok_lite" tells whoever waits
-    for a first table. RuntimeError: no working C++ compiler, a compile error (quoted in the
-    message), or an unusable cache folder.
+    RuntimeError: no working C++ compiler, a compile error (quoted in the message), or an unusable
+    cache folder.
     """
     flags = _flags(extra_flags)
     return compile_sources(_target_of_kernels(flags), flags, _sources(), "CPU kernels")
@@ -117,10 +110,11 @@ def compile_sources(
     what: str,
     needs: str | None = None,
 ) -> Path:
-    """Compiles sources into a shared library, unless it exists, and returns its path.
+    """Compiles sources into a shared library, unless it exists; returns its path.
 
     Args:
-      needs: name of a library that the process will have loaded, to link by its name.
+      what: the library in messages.
+      needs: the soname of a library to link, which the process will have loaded.
 
     Raises:
       RuntimeError: as `compile_library`.
@@ -158,12 +152,12 @@ def _compile(
             list(pool.map(_run_compiler, commands))
         linked = [*map(str, objects)]
         if needs is not None:
-            # An empty library of that name replaces it.
+            # An empty library of that name stands in for it.
             empty = Path(scratch) / needs
             named = ["-shared", f"-Wl,-soname,{needs}", "-o", str(empty)]
             _run_compiler([command, "-x", "c++", os.devnull, *named])
             linked += ["-Wl,--no-as-needed", str(empty)]
-        # Moved into place once complete: several ranks may compile at once.
+        # Renamed once complete: several ranks may compile at once.
         built = Path(scratch) / target.name
         exports = f"-Wl,--version-script={kernel_folder() / _EXPORTS}"
         _run_compiler([command, *flags, *_LINK_FLAGS, exports, *linked, "-o", str(built)])
@@ -224,8 +218,7 @@ def cache_folder() -> Path:
 
 def has_x86_64_v3() -> bool:
     """Whether this processor runs code compiled with -march=x86-64-v3."""
-    # "abm" is Linux' name of lzcnt: without it that instruction returns other numbers, without a
-    # fault.
+    # "abm" is Linux' name for lzcnt, which older processors execute as another instruction.
     return {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"} <= _cpu_flags()
 
 

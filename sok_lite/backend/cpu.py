@@ -1,4 +1,4 @@
-"""Kernels on the CPU: the compiled library, called through ctypes, which drops the GIL."""
+"""The CPU backend: NumPy arrays, and kernels called through ctypes, which releases the GIL."""
 
 import ctypes
 import itertools
@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.arguments import WORDS, address_of, addresses_of, pack_parts
+from sok_lite.backend.arguments import WORDS, address_of, addresses_of, pack_arguments
 from sok_lite.backend.base import Array, Backend, Work
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
 from sok_lite.backend.table_lock import TableLock, load
 
-_SMALL_BYTES = 1 << 21  # one large page
-# What is smaller is not worth pages of its own.
-_ORDINARY_BYTES, _LINE_BYTES = 1 << 16, 64
+_HUGE_PAGE_BYTES = 1 << 21
+_MOST_HEAP_BYTES = 1 << 16  # chunks up to this size are not worth pages of their own
+_CACHE_LINE_BYTES = 64
 
-# Words of a launch of no parts: the nine members of SokLaunch in kernels/cpu_runtime.cpp, and an
-# end. Where each part begins comes after the members.
+# Words of a launch without tables: the nine members of SokLaunch in kernels/cpu_runtime.cpp, and
+# one of the offsets of items that follow them.
 _FIRST = 10
 
 _madvise = ctypes.CDLL(None).madvise
@@ -36,7 +36,7 @@ class _Kernel(NamedTuple):
 
 
 class _Kernels(dict[str, _Kernel]):
-    """The kernels of a library by name; each is looked up in the library when it is first used."""
+    """The kernels of a library by name, each found at its first use."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -46,25 +46,15 @@ class _Kernels(dict[str, _Kernel]):
         describe.restype = ctypes.c_char_p  # type: ignore[attr-defined]
         symbol = getattr(self._library, f"sok_run_{name}")
         address = ctypes.cast(symbol, ctypes.c_void_p).value or 0
-        kernel = self[name] = _Kernel(address, describe().decode())
-        return kernel
+        self[name] = _Kernel(address, describe().decode())
+        return self[name]
 
 
 _MAX_THREADS = 256  # kMaxWorkers of kernels/cpu_runtime.cpp
 
 
-def _launching(launch: Any, words: Any, arrays: Any) -> "partial[Any]":
-    # By a reference, which is there before: to make the launch allocates nothing.
-    action = partial(launch, ctypes.byref(words))
-    action.arrays = arrays  # type: ignore[attr-defined]  # live as long as it does
-    return action
-
-
 def default_num_threads() -> int:
-    """Returns the threads of one rank: its share of the cores this process may use.
-
-    SOK_LITE_NUM_THREADS overrides it unless it is empty. Several ranks on one machine share its
-    cores.
+    """Returns SOK_LITE_NUM_THREADS, else this rank's share of the cores.
 
     Raises:
       ValueError: SOK_LITE_NUM_THREADS is no whole number from 1 to 256.
@@ -92,9 +82,9 @@ class CpuBackend(Backend):
 
     Attributes:
       num_threads: the most worker threads of one launch.
-      grain: the fewest items of a piece. A launch does as many by one thread, to see how many
-        threads the rest is worth; fewer than 64 would say nothing, and it has all threads then.
-      pieces: into how many pieces a launch is cut for each of its threads.
+      grain: the fewest items of a piece. A launch first runs one piece, to measure how many threads
+        the rest is worth; below 64 items it measures nothing and uses all threads.
+      pieces: the most pieces for each thread of a launch.
     """
 
     name = "cpu"
@@ -112,7 +102,7 @@ class CpuBackend(Backend):
         self._library = ctypes.CDLL(str(library))
         load(library)
         self._launch = self._library.sok_launch
-        # Without types ctypes takes a reference as it stands, and a launch allocates nothing.
+        # Without types ctypes passes a reference unconverted: a launch allocates nothing.
         self._launch.argtypes = None  # type: ignore[assignment]
         self._launch.restype = None
         self._kernels = _Kernels(self._library)
@@ -121,24 +111,21 @@ class CpuBackend(Backend):
         lock: TableLock = record.lock
         return lock
 
-    def _kernel(self, name: str) -> _Kernel:
-        return self._kernels[name]
-
     def kernel(self, name: str) -> tuple[int, int]:
-        """Returns the address of a kernel, as launches call it, and the number of its arguments."""
+        """Returns the address of a kernel and the number of its arguments, for native code."""
         address, signature = self._kernels[name]
         return address, len(signature)
 
     def words_of(self, kernel: str, arguments: Sequence[Any]) -> list[int]:
-        """Returns arguments of a kernel as it takes them: arrays by their addresses."""
+        """Returns a kernel's arguments as words, arrays as addresses, for native code."""
         signature = self._kernels[kernel].signature
         words = WORDS[len(signature)]()
-        pack_parts(kernel, signature, [arguments], addresses_of, words)
+        pack_arguments(kernel, signature, [arguments], addresses_of, words)
         return list(words)
 
     def launching(self) -> tuple[int, int, int, int, int]:
-        """Returns the address of what launches kernels, and how it is told to: the most threads,
-        the grain, the pieces of each thread, whether threads may spin."""
+        """Returns how native code launches kernels: (address of the function, num_threads, grain,
+        pieces, whether threads may spin)."""
         address = ctypes.cast(self._launch, ctypes.c_void_p).value or 0
         return address, self.num_threads, self.grain, self.pieces, int(self._may_spin)
 
@@ -146,21 +133,21 @@ class CpuBackend(Backend):
         if num_items > 0:
             self._launch(self._words(kernel, [Work(num_items, args)]))
 
-    def packed(self, kernel: str, parts: Sequence[Work]) -> list[Callable[[], Any]]:
-        return [_launching(self._launch, self._words(kernel, parts), parts)]
+    def packed(self, kernel: str, tables: Sequence[Work]) -> list[Callable[[], Any]]:
+        action = partial(self._launch, ctypes.byref(self._words(kernel, tables)))
+        action.tables = tables  # type: ignore[attr-defined]  # keeps their arrays alive
+        return [action]
 
-    def _words(self, kernel: str, parts: Sequence[Work]) -> Any:
-        words, first = self._launch_words(kernel, [part.num_items for part in parts])
+    def _words(self, kernel: str, tables: Sequence[Work]) -> Any:
+        words, first = self._launch_words(kernel, [each.num_items for each in tables])
         signature = self._kernels[kernel].signature
-        arguments = [part.arguments for part in parts]
-        pack_parts(kernel, signature, arguments, addresses_of, words, first)
+        arguments = [each.arguments for each in tables]
+        pack_arguments(kernel, signature, arguments, addresses_of, words, first)
         return words
 
     def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[Any, int]:
-        """Returns the words of a launch, and the number of its first argument word.
-
-        They are the members of SokLaunch, then what they point to.
-        """
+        """Returns the words of a launch, without arguments yet, and the index of the first of
+        these. SokLaunch points to the words that follow it."""
         address, signature = self._kernels[kernel]
         num_parts, num_arguments = len(num_items), len(signature)
         begin = list(itertools.accumulate(num_items, initial=0))
@@ -183,16 +170,16 @@ class CpuBackend(Backend):
         return np.full(n, ~dtype.type(0), dtype)
 
     def zeros_chunk(self, num_bytes: int) -> Array:
-        if num_bytes <= _ORDINARY_BYTES:
-            memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
-            start = -self.address(memory) % _LINE_BYTES
+        if num_bytes <= _MOST_HEAP_BYTES:
+            memory = np.zeros(num_bytes + _CACHE_LINE_BYTES, np.uint8)
+            start = -self.address(memory) % _CACHE_LINE_BYTES
             return memory[start : start + num_bytes]
         return self._map_zeroed(num_bytes, small=0)
 
     def _map_zeroed(self, num_bytes: int, small: int) -> Array:
-        """Returns zeroed memory, on large pages from `small` bytes on."""
+        """Returns zeroed memory, with huge pages from byte `small` on."""
         is_large = hasattr(mmap, "MADV_HUGEPAGE") and num_bytes >= 1 << 22
-        length = max(1, num_bytes + is_large * _SMALL_BYTES)
+        length = max(1, num_bytes + is_large * _HUGE_PAGE_BYTES)
         try:
             # Private: a forked child gets rows of its own, and huge pages are for private memory.
             memory = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -200,19 +187,18 @@ class CpuBackend(Backend):
             raise MemoryError(f"No {num_bytes:,} bytes of memory for rows: {error}") from error
         if not is_large:
             return np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
-        # Random rows touch a page each: 2 MB pages save most of the page-table misses. The system
-        # has one only where it begins at a multiple of its size.
+        # Random rows touch a page each: 2 MB pages save most of the page-table misses. They begin
+        # at multiples of their size.
         whole = np.frombuffer(memory, dtype=np.uint8)
-        start = -self.address(whole) % _SMALL_BYTES
-        end = num_bytes // _SMALL_BYTES * _SMALL_BYTES
+        start = -self.address(whole) % _HUGE_PAGE_BYTES
+        end = num_bytes // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
         if end > small:
             memory.madvise(mmap.MADV_HUGEPAGE, start + small, end - small)
         return whole[start : start + num_bytes]
 
     def first_chunk(self, num_bytes: int) -> Array:
-        # The first rows of a store lie on small pages: of a hundred small tables each would else
-        # take 2 MB for each of its columns.
-        return self._map_zeroed(num_bytes, small=_SMALL_BYTES)
+        # Small pages first: every column of a small table would take 2 MB otherwise.
+        return self._map_zeroed(num_bytes, small=_HUGE_PAGE_BYTES)
 
     def far_chunk(self, num_bytes: int) -> np.ndarray:
         return self.zeros_chunk(num_bytes)
@@ -221,8 +207,7 @@ class CpuBackend(Backend):
         first = -(-self.address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (self.address(memory) + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < end:
-            # What it returns says whether it could, and nothing hangs on that.
-            _madvise(first, end - first, mmap.MADV_DONTNEED)
+            _madvise(first, end - first, mmap.MADV_DONTNEED)  # nothing depends on its success
 
     address = staticmethod(address_of)
 

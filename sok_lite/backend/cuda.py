@@ -1,4 +1,4 @@
-"""Kernels on the GPU: the same sources, compiled by NVRTC when they are first used."""
+"""The GPU backend: CuPy arrays, and the same kernel sources, compiled by NVRTC at first use."""
 
 import copy
 import ctypes
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from sok_lite.backend.arguments import check_array, pack_parts
+from sok_lite.backend.arguments import check_array, pack_arguments
 from sok_lite.backend.base import Array, Backend, Work
 from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBinaries, kernel_names
 from sok_lite.backend.local_ranks import local_rank
@@ -21,7 +21,7 @@ from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, ker
 from sok_lite.backend.table_lock import has_functions
 from sok_lite.backend.tunables import THREADS_PER_BLOCK
 
-# Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
+# Defaults of the tunables that a launch depends on; SOK_LITE_KERNEL_DEFINES overrides them.
 _TUNABLES = {
     "SOK_THREADS_PER_BLOCK": THREADS_PER_BLOCK,
     # As in kernels/platform.cuh; SOK_TILE is SOK_LINE where it has no value of its own.
@@ -30,8 +30,8 @@ _TUNABLES = {
 }
 
 
-# Arguments of a narrow and a wide launch: SokArguments of kernels/parts.cuh. CuPy passes one such
-# number by its value.
+# SokArguments of kernels/parts.cuh for narrow and wide launches: CuPy passes one such record by
+# value.
 ARGUMENTS = np.dtype([("word", np.int64, LAUNCH_WORDS)])
 _WIDE_ARGUMENTS = np.dtype([("word", np.int64, WIDE_LAUNCH_WORDS)])
 
@@ -39,11 +39,11 @@ _WIDE_ARGUMENTS = np.dtype([("word", np.int64, WIDE_LAUNCH_WORDS)])
 class _Kernel(NamedTuple):
     run: Any
     lanes: int
-    max_threads: int  # of a block: its registers are shared
+    max_threads: int  # of a block, by the kernel's registers
 
 
 class _KernelRecord(ctypes.Structure):
-    """A kernel as native code launches it: GpuKernel of kernels/ops/gpu.h."""
+    """GpuKernel of kernels/ops/gpu.h: a kernel that native code launches."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64) for name in ("narrow", "wide", "lanes", "max_threads", "max_wide")
@@ -59,10 +59,10 @@ class CudaBackend(Backend):
     far_chunk_bytes = 1 << 26  # to pin memory is a slow call, about a millisecond
 
     def __init__(self) -> None:
-        # By whether launches are wide.
+        # The bool: for wide launches.
         self._modules: dict[tuple[Path, bool], Any] = {}
         self._kernels: dict[tuple[str, bool], _Kernel] = {}
-        # Native code has the addresses of the records, and these the handles of the kernels.
+        # Native code keeps addresses of the records, which hold handles of the CuPy functions.
         self._records: dict[str, tuple[_KernelRecord, Any, Any]] = {}
         self._has_native_locks = False
         self._binaries = GpuBinaries(cupy.cuda.nvrtc, cupy.cuda.runtime)
@@ -71,14 +71,14 @@ class CudaBackend(Backend):
         tunables = {**_TUNABLES, **self._binaries.defines}
         self._threads_per_block = tunables["SOK_THREADS_PER_BLOCK"]
         self._tuned: dict[int, CudaBackend] = {}  # by threads per block
-        # GPU threads that share an item of the main loop, by kind of kernel; 0: all of a block.
+        # GPU threads per item of the main loop, by kind of kernel; 0: a whole block.
         self._lanes = {
             "": 1,
             "row": tunables["SOK_ROW_LANES"],
             "tile": tunables.get("SOK_TILE", tunables["SOK_LINE"]),
             "team": 0,
         }
-        # One GPU per rank; a launcher that shows each rank its own GPU alone shows one device.
+        # One GPU per rank; some launchers show each rank only its own.
         self.num_devices = cupy.cuda.runtime.getDeviceCount()
         self.device_id = local_rank() % self.num_devices
         self._device = cupy.cuda.Device(self.device_id)
@@ -92,7 +92,6 @@ class CudaBackend(Backend):
         return source
 
     def _kernel(self, name: str, is_wide: bool) -> _Kernel:
-        """Returns a kernel for narrow or for wide launches."""
         kernel = self._kernels.get((name, is_wide))
         if kernel is None:
             source = self._source(name)
@@ -107,8 +106,8 @@ class CudaBackend(Backend):
         return kernel
 
     def kernel(self, name: str) -> tuple[int, int]:
-        """Returns the address of a kernel, as native code launches it, and the number of its
-        arguments."""
+        """Returns the address of a kernel's record and the number of its arguments, for native
+        code."""
         known = self._records.get(name)
         if known is None:
             narrow = wide = self._kernel(name, False)
@@ -116,25 +115,25 @@ class CudaBackend(Backend):
                 wide = self._kernel(name, True)
             limits = (narrow.lanes, narrow.max_threads, wide.max_threads)
             record = _KernelRecord(narrow.run.ptr, wide.run.ptr, *limits)
-            # Another thread may have made one. A module that nobody has any more is unloaded.
+            # Another thread may have made one. A kernel lives as long as a reference to it.
             known = self._records.setdefault(name, (record, narrow.run, wide.run))
         return ctypes.addressof(known[0]), len(self._source(name).signature)
 
     def words_of(self, kernel: str, arguments: Sequence[Any]) -> list[int]:
-        """Returns arguments of a kernel as it takes them: arrays by their addresses."""
+        """Returns a kernel's arguments as words, arrays as addresses, for native code."""
         signature = self._source(kernel).signature
         words = np.empty(len(signature), np.int64)
-        pack_parts(kernel, signature, [arguments], _addresses, words)
+        pack_arguments(kernel, signature, [arguments], _addresses, words)
         return list(map(int, words))
 
     def launching(self) -> tuple[int, int, int, int]:
-        """Returns what bounds a launch: the threads and the number of blocks, and the words that a
-        narrow and a wide one take; 0: there is no wide one."""
+        """Returns the limits of launches for native code: (threads per block, blocks, words of a
+        narrow launch, words of a wide one or 0)."""
         wide_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else 0
         return self._threads_per_block, self._max_blocks, LAUNCH_WORDS, wide_words
 
     def use_native_locks(self) -> None:
-        """Has tables that are made from now on have locks that native code takes too."""
+        """Gives tables made from now on locks that native code can take."""
         assert has_functions()
         for backend in (self, *self._tuned.values()):
             backend._has_native_locks = True
@@ -145,10 +144,10 @@ class CudaBackend(Backend):
     def load_kernels(self) -> None:
         capability = self._device.compute_capability
         forms = [(path, is_wide) for path in kernel_files() for is_wide in self._binaries.forms]
-        # Ranks of a machine begin with others, and find on disk what one of them has compiled.
+        # Ranks of one machine begin with different files: each finds on disk what others compiled.
         begin = 7 * local_rank() % len(forms)
         forms = forms[begin:] + forms[:begin]
-        # NVRTC holds no lock of Python's; all files take it a minute or two of one core.
+        # NVRTC releases the GIL. All files take one core a minute or two.
         with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // self.num_devices)) as pool:
             binaries = pool.map(
                 lambda form: self._binaries.get(form[0], capability, form[1]), forms
@@ -160,7 +159,7 @@ class CudaBackend(Backend):
     def _compile(self, path: Path, is_wide: bool) -> Any:
         binary = self._binaries.get(path, self._device.compute_capability, is_wide)
         module = cupy.cuda.Module()
-        with self._device:  # it is loaded where the thread is, and kept for all threads
+        with self._device:  # loading is for the current device
             module.load(binary)
         return module
 
@@ -183,7 +182,7 @@ class CudaBackend(Backend):
             )
         if block_size in (0, self._threads_per_block):
             return self
-        # One for all tables of this block size, whose launches can then be one.
+        # Tables of one block size share a backend, so that their launches can be merged.
         tuned = self._tuned.get(block_size)
         if tuned is None:
             tuned = copy.copy(self)  # the compiled kernels are shared
@@ -191,24 +190,26 @@ class CudaBackend(Backend):
             self._tuned[block_size] = tuned
         return tuned
 
-    def packed(self, kernel: str, parts: Sequence[Work]) -> list[Callable[[], Any]]:
+    def packed(self, kernel: str, tables: Sequence[Work]) -> list[Callable[[], Any]]:
         signature = self._source(kernel).signature
-        table = np.empty((len(parts), len(signature)), np.int64)
-        pack_parts(kernel, signature, [part.arguments for part in parts], _addresses, table)
-        num_items = [part.num_items for part in parts]
+        arguments = np.empty((len(tables), len(signature)), np.int64)
+        pack_arguments(
+            kernel, signature, [each.arguments for each in tables], _addresses, arguments
+        )
+        num_items = [each.num_items for each in tables]
         most_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else LAUNCH_WORDS
         most = (most_words - 1) // (1 + len(signature))
         return [
-            self._plan_launch(kernel, num_items[i : i + most], table[i : i + most], parts)
-            for i in range(0, len(parts), most)
+            self._plan_launch(kernel, num_items[i : i + most], arguments[i : i + most], tables)
+            for i in range(0, len(tables), most)
         ]
 
     def _plan_launch(
-        self, kernel: str, num_items: Sequence[int], table: np.ndarray, parts: Sequence[Work]
+        self, kernel: str, num_items: Sequence[int], arguments: np.ndarray, tables: Sequence[Work]
     ) -> Callable[[], Any]:
-        """Returns a launch of some of the parts; table: their arguments, a row of each."""
+        """Returns a launch; `arguments` has a row of words for each of its tables."""
         num_parts = len(num_items)
-        num_words = 1 + num_parts + table.size
+        num_words = 1 + num_parts + arguments.size
         is_wide = num_words > LAUNCH_WORDS
         run, lanes, max_threads = self._kernel(kernel, is_wide)
         threads = min(self._threads_per_block, max_threads // 32 * 32)
@@ -219,10 +220,10 @@ class CudaBackend(Backend):
         place = np.empty(1, _WIDE_ARGUMENTS if is_wide else ARGUMENTS)
         words = place["word"][0]  # what is behind `num_words` is not read
         words[: num_parts + 1] = [0, *itertools.accumulate(blocks)]
-        words[num_parts + 1 : num_words] = table.reshape(-1)
+        words[num_parts + 1 : num_words] = arguments.reshape(-1)
         shape = (int(words[num_parts]),), (threads,)
         action = partial(run, *shape, (place, np.int64(num_parts)))
-        action.parts = parts  # type: ignore[attr-defined]  # live as long as it does
+        action.tables = tables  # type: ignore[attr-defined]  # keeps their arrays alive
         return action
 
     def set_bits(self, n: int, dtype: np.dtype) -> Array:
@@ -231,10 +232,8 @@ class CudaBackend(Backend):
         return array
 
     def zeros_chunk(self, num_bytes: int) -> Array:
-        # From CuPy's pool, not by a cudaMalloc of our own: an index that has grown leaves memory
-        # that later rows can have, a free waits for no kernel, and where the driver has no more
-        # the pool gives back what it keeps and asks again. It rounds to 512 bytes. The zeros are
-        # written by the GPU, on the stream of the kernels that follow.
+        # CuPy's pool, not cudaMalloc: rows reuse the memory that a grown index has freed, freeing
+        # waits for no kernel, and on shortage the pool returns its free blocks to the driver.
         try:
             return cupy.zeros(num_bytes, dtype=cupy.uint8)
         except cupy.cuda.memory.OutOfMemoryError as error:
@@ -242,8 +241,8 @@ class CudaBackend(Backend):
 
     def far_chunk(self, num_bytes: int) -> np.ndarray:
         try:
-            # Not from CuPy's pool: what goes back to it can be given out again while a kernel still
-            # writes it, and freeing pinned memory itself waits for the GPU.
+            # Not from CuPy's pool, which reuses freed memory while a kernel may still write it;
+            # freeing pinned memory itself waits for the GPU.
             memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(num_bytes), 0)
         except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.memory.OutOfMemoryError) as error:
             raise MemoryError(f"No {num_bytes:,} bytes of pinned memory: {error}") from error
@@ -252,7 +251,6 @@ class CudaBackend(Backend):
         return chunk
 
     def address(self, array: Array) -> int:
-        # Pinned memory has one address for both processors.
         return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
     def to_host(self, array: Array) -> np.ndarray:
@@ -271,7 +269,7 @@ class CudaBackend(Backend):
 def _addresses(
     arrays: Sequence[Any], dtype: np.dtype | None, kernel: str, argument: int
 ) -> list[int]:
-    """Returns the addresses of CuPy's arrays, as `Addresses` of arguments.py says."""
+    """Implements `Addresses` of arguments.py for CuPy arrays."""
     words = []
     for array in arrays:
         if array is None:

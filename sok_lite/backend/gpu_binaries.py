@@ -1,14 +1,13 @@
 """GPU kernels: compiled by NVRTC once per machine, and cached on disk.
 
-NVRTC is called through CuPy, and needs no GPU. CuPy's own compilers do not fit: `cupy.RawModule`,
-which also caches, appends -ftz=true after all options and so wins: results below 1.2e-38 would be
-0, unlike on the CPU. `compile_using_nvrtc` asks a GPU for its architecture even if it is given one.
+NVRTC is called through CuPy, and needs no GPU. CuPy's own compilers do not fit: `cupy.RawModule`
+appends -ftz=true after all options, so results below 1.2e-38 would be 0, unlike on the CPU, and
+`compile_using_nvrtc` asks a GPU for its architecture even if it is given one.
 
-Cached files are keyed by everything that decides the result. A file is written under another name
-and then renamed, so no reader sees half of one, and starts with a checksum: a file truncated by a
-full disk or a crash is made again. There is no lock: ranks that miss the same file all compile it,
-each on its own core in the time that it would have waited, and the last one stays. A lock would
-save only work, and not every shared disk releases the locks of a killed process.
+Cached files are keyed by everything that decides the result, written under another name and then
+renamed, and begin with a checksum: a file truncated by a full disk or a crash is made again. There
+is no lock: ranks that miss a file all compile it, each on its own core, and the last one stays. Not
+every shared disk releases the locks of a killed process.
 """
 
 import hashlib
@@ -24,15 +23,15 @@ from sok_lite.backend.build import cache_folder
 from sok_lite.backend.sources import inline_includes
 from sok_lite.backend.tunables import kernel_defines
 
-# Argument words of a narrow launch, and of a wide one: CUDA 12.1 and newer have space for 32,764
-# bytes (CUDA C++ Programming Guide, parameters of __global__).
+# Argument words of a launch. Wide ones need CUDA 12.1, which permits 32,764 bytes of arguments
+# (CUDA C++ Programming Guide, parameters of __global__).
 LAUNCH_WORDS, WIDE_LAUNCH_WORDS = 480, 4080
 _WIDE_SINCE = (12, 1)
 
 # A section of machine code, or an entry of PTX.
 _KERNEL = re.compile(rb"\0\.text\.(\w+)(?=\0)|\.entry (\w+)\(")
 
-# --fmad=false: the CPU does not fuse multiply and add, and results must be equal.
+# --fmad=false: the CPU does not fuse multiply and add, and results must be equal bit for bit.
 FLAGS = ("--std=c++17", "--fmad=false")
 
 
@@ -44,7 +43,9 @@ def kernel_names(binary: bytes) -> list[str]:
 class GpuBinaries:
     """Compiles kernel files for GPUs of any compute capability, without needing a GPU.
 
-    `binding` and `runtime` are modules of cupy.cuda; runtime None: the driver is as new as NVRTC.
+    Args:
+      binding: cupy.cuda.nvrtc.
+      runtime: cupy.cuda.runtime; None: the driver is as new as NVRTC.
 
     Attributes:
       has_wide: whether there are wide launches.
@@ -66,8 +67,7 @@ class GpuBinaries:
         return (False, True) if self.has_wide else (False,)
 
     def get(self, path: Path, capability: str, is_wide: bool) -> bytes:
-        """Returns a .cu file's kernels for a GPU capability such as "90" and wide or narrow
-        launches.
+        """Returns the compiled kernels of a .cu file for a compute capability such as "90".
 
         RuntimeError: NVRTC does not know such an old GPU, or rejects the source.
         """
@@ -94,7 +94,7 @@ class Compiled(NamedTuple):
 
 
 class Nvrtc:
-    """NVRTC of one process, by a module like `cupy.cuda.nvrtc`, which this file does not import."""
+    """NVRTC through `cupy.cuda.nvrtc`, which this file does not import."""
 
     def __init__(self, binding: Any) -> None:
         self._nvrtc = binding
@@ -107,7 +107,7 @@ class Nvrtc:
 
     @property
     def build(self) -> str:
-        """Identifies this build, unlike the version, by the comment at the head of all its PTX."""
+        """The exact build: the version, and the comment at the head of all its PTX."""
         if not self._build:
             lines = self.compile("", ()).ptx.splitlines()
             comment = [line for line in lines if line.startswith("//")]
@@ -115,11 +115,10 @@ class Nvrtc:
         return self._build
 
     def architecture(self, capability: str) -> str:
-        """Returns the flag for a GPU of a compute capability, such as "90".
+        """Returns the -arch flag for a compute capability such as "90".
 
-        For a GPU that NVRTC knows it is machine code, with nothing left to compile when loading.
-        For a newer one it is the PTX of the newest known one, which the driver compiles.
-        RuntimeError: NVRTC does not know such an old GPU.
+        A GPU that NVRTC knows gets machine code. A newer one gets PTX of the newest that it knows,
+        which the driver compiles. RuntimeError: NVRTC does not know such an old GPU.
         """
         known = self._nvrtc.getSupportedArchs()
         mine = int(capability)
@@ -134,9 +133,7 @@ class Nvrtc:
         return f"-arch=compute_{max(older)}"
 
     def compile(self, source: str, flags: Sequence[str]) -> Compiled:
-        """Compiles CUDA C++ without includes, with -arch=sm_ to machine code; or raises
-        CompileError.
-        """
+        """Compiles CUDA C++ without includes, to machine code with -arch=sm_; or CompileError."""
         nvrtc = self._nvrtc
         program = nvrtc.createProgram(source, "kernel.cu", [], [])
         try:
@@ -155,7 +152,7 @@ class Nvrtc:
 
 
 class DiskCache:
-    """A cache in a folder. If the folder is unusable it warns, and caches nothing."""
+    """A cache in a folder; one that cannot be used gives a warning, and nothing is cached."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

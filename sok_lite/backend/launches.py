@@ -1,61 +1,60 @@
-"""Launches of kernels that are yet to be made, and that several tables make as one."""
+"""Kernel launches that are prepared first, and made as one for several tables."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-# What tells which launches can be one: the backend, and the kernel.
+# Launches of one backend and one kernel can be one.
 _Kind: TypeAlias = tuple[Any, str]
 
 
 class Launch(NamedTuple):
-    """A launch that is yet to be made.
+    """A prepared launch of one kernel for one table; calling it makes it.
 
     Attributes:
       backend: the `Backend` that makes it.
       kernel: the kernel's name.
-      part: its `Work`; one of no items launches nothing.
+      args: its `Work`; without items nothing is launched.
     """
 
     backend: Any
     kernel: str
-    part: Any
+    args: Any
 
     def __call__(self) -> None:
-        """Makes it by itself."""
         launch_all([self])
 
 
-def launch_all(*lists: Iterable[Launch]) -> None:
-    """Makes launches, those of each list one after the other.
+def launch_all(*sequences: Iterable[Launch]) -> None:
+    """Makes launches, those of each sequence in its order.
 
-    Lists must not depend on each other: launches of one kernel in several lists become one, for
-    which a list may wait. All arguments are packed before the first launch is made, so a TypeError
+    Sequences must not depend on each other: launches of one kernel in several sequences become one,
+    for which a sequence may wait. All arguments are packed before the first launch, so a TypeError
     or a MemoryError comes before any kernel runs.
     """
-    alike: dict[tuple[_Kind, ...], list[list[Launch]]] = {}
-    for launches in lists:
-        some = [each for each in launches if each.part.num_items > 0]
-        if some:
-            alike.setdefault(tuple([each[:2] for each in some]), []).append(some)
-    done, ready = dict.fromkeys(alike, 0), []
-    left = [*alike]
+    by_kinds: dict[tuple[_Kind, ...], list[list[Launch]]] = {}
+    for launches in sequences:
+        with_items = [each for each in launches if each.args.num_items > 0]
+        if with_items:
+            by_kinds.setdefault(tuple([each[:2] for each in with_items]), []).append(with_items)
+    num_done, ready = dict.fromkeys(by_kinds, 0), []
+    left = [*by_kinds]
     while left:
-        kind = _next_kind([kinds[done[kinds] :] for kinds in left])
-        parts = []
+        kind = _next_kind([kinds[num_done[kinds] :] for kinds in left])
+        tables = []
         for kinds in left:
-            number = done[kinds]
-            if kinds[number] == kind:
-                parts += [launches[number].part for launches in alike[kinds]]
-                done[kinds] += 1
+            i = num_done[kinds]
+            if kinds[i] == kind:
+                tables += [launches[i].args for launches in by_kinds[kinds]]
+                num_done[kinds] += 1
         backend, kernel = kind
-        ready += backend.packed(kernel, parts)
-        left = [kinds for kinds in left if done[kinds] < len(kinds)]
+        ready += backend.packed(kernel, tables)
+        left = [kinds for kinds in left if num_done[kinds] < len(kinds)]
     for launch in ready:
         launch()
 
 
 def _next_kind(left: Sequence[Sequence[_Kind]]) -> _Kind:
-    """Returns the kind of launch to make next: if possible one that no list has later."""
+    """Returns the kind of launch to make next: if possible one that no sequence has later."""
     for kinds in left:
         if all(kinds[0] not in others[1:] for others in left if others[0] != kinds[0]):
             return kinds[0]

@@ -20,7 +20,7 @@ _SIZE = (
 
 
 def largest_variable(names: Sequence[str], least: int) -> int:
-    """Returns the largest number in environment variables of these names, at least `least`."""
+    """Returns the largest number in these environment variables, at least `least`."""
     values = [os.environ.get(name, "").strip() for name in names]
     return max([least, *(int(value) for value in values if value.isdigit())])
 

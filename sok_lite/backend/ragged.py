@@ -1,7 +1,4 @@
-"""Many arrays in one: where each begins, views of each, and which of them an item is in.
-
-The arrays of all tables or ranks lie one after another: one launch or one message takes them.
-"""
+"""Jagged arrays: those of all tables or ranks lie end to end in one, for one launch or message."""
 
 import itertools
 import math
@@ -12,42 +9,38 @@ import numpy as np
 from sok_lite.backend.base import Array, Backend, Work, as_words
 from sok_lite.backend.launches import launch_all
 
-_FEW = 256  # sizes that Python adds faster than NumPy begins to
+_FEW = 256  # sizes that Python adds up faster than NumPy
 
 Shape = tuple[int, ...]
-# Allocates float32 arrays of some shapes, not initialised.
+# Returns uninitialized float32 arrays of the shapes.
 Allocate = Callable[[Sequence[Shape]], Sequence[Array]]
 
-# Elements of 4 bytes in a line of memory: each result begins on one.
-LINE = 16
+LINE = 16  # float32 elements of a cache line
 
 
 def split_offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Returns (n + 1,) int64: where each of n arrays starts, and the end of the last."""
+    """Returns the offsets of arrays of these sizes, (n + 1,) int64: 0, then the running sums."""
     if type(sizes) is np.ndarray and sizes.size > _FEW:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-    # NumPy takes longer to begin than Python to add so few.
     numbers = sizes.tolist() if type(sizes) is np.ndarray else sizes
     return np.array(list(itertools.accumulate(numbers, initial=0)), np.int64)
 
 
 def split(array: Array, sizes: Sequence[int] | np.ndarray) -> list[Array]:
-    """Returns views of an array (n, ...), one after the other, of the given lengths."""
+    """Returns consecutive views of an array (n, ...), of the given lengths."""
     numbers = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
     ends = itertools.accumulate(numbers, initial=0)
     return [array[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def numbers_of_tables(
+def repeat_values(
     backend: Backend, numbers: np.ndarray, sizes: Sequence[int] | np.ndarray
 ) -> Array:
-    """Returns for each item the number of its table, (n,).
-
-    On a GPU they are made there, as int32: what is copied has no entry for each item.
+    """Returns `np.repeat(numbers, sizes)`, computed on a GPU as int32 without a copy of (n,).
 
     Args:
-      numbers: (T,) integers on the host, which int32 can hold.
-      sizes: (T,) how many items each table has.
+      numbers: (num_tables,) integers on the host that fit int32.
+      sizes: (num_tables,) items of each table.
     """
     if backend.name == "cuda":
         return _ascending(backend, numbers, np.asarray(sizes, np.int64), 0)
@@ -55,13 +48,11 @@ def numbers_of_tables(
 
 
 def items_of_tables(backend: Backend, is_wanted: Sequence[bool], sizes: np.ndarray) -> Array:
-    """Returns the items of some tables, ascending, (m,) integers.
-
-    On a GPU they are made there.
+    """Returns the indices of the items of some tables, ascending, (m,); computed on the device.
 
     Args:
-      is_wanted: (T,) whether a table is one of them.
-      sizes: (T,) int64 on the host, how many items each table has.
+      is_wanted: (num_tables,) bool.
+      sizes: (num_tables,) int64 on the host, items of each table.
     """
     if backend.name == "cuda":
         tables = np.flatnonzero(is_wanted)
@@ -70,7 +61,7 @@ def items_of_tables(backend: Backend, is_wanted: Sequence[bool], sizes: np.ndarr
 
 
 def _ascending(backend: Backend, numbers: np.ndarray, sizes: np.ndarray, step: int) -> Array:
-    """Returns the number of each item's table, and `step` more for each item of it before."""
+    """Returns `numbers[t] + step * i` for the i-th item of each table t, (n,) int32."""
     out = backend.xp.empty(int(sizes.sum()), np.int32)
     of_tables = zip(numbers.tolist(), sizes.tolist(), split(out, sizes), strict=True)
     parts = [Work(size, (number, step, its, size)) for number, size, its in of_tables]
@@ -85,13 +76,13 @@ def gather_split(
     sizes: Sequence[int],
     outs: Sequence[Array],
 ) -> None:
-    """Gathers elements of an array, those of each table into an array of its own.
+    """Writes `values[index]` into one array per table.
 
     Args:
       values: (n,) int64.
-      index: (m,) int32, which of them, those of each table after those of the one before.
-      sizes: how many each table has; they sum to m.
-      outs: of each table (its size,) integers of 64 bits or, for values that fit, of 32.
+      index: (m,) int32, table by table.
+      sizes: elements of each table; they sum to m.
+      outs: (size,) integers per table, of 64 bits or, if the values fit, of 32.
     """
     words = [as_words(out) for out in outs]
     sources = {"u64": values.view(np.uint64)}
@@ -109,11 +100,8 @@ def gather_split(
 def new_results(
     backend: Backend, shapes: Sequence[Shape], allocate: Allocate | None = None
 ) -> Sequence[Array]:
-    """Returns memory for float32 results, not initialised.
-
-    Args:
-      allocate: of whom it is had; None: of the backend, as one array.
-    """
+    """Returns uninitialized float32 arrays: from `allocate`, else parts of one array, each of
+    which begins on a cache line."""
     if allocate is not None:
         return allocate(shapes)
     sizes = list(map(math.prod, shapes))
@@ -124,5 +112,4 @@ def new_results(
 
 
 def contiguous(backend: Backend, arrays: Sequence[Array]) -> Sequence[Array]:
-    """Returns arrays as C-contiguous ones."""
     return [a if a.flags.c_contiguous else backend.xp.ascontiguousarray(a) for a in arrays]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# A name made by a macro ends in ## and the macro's parameter; the kernel's parameters follow.
+# Groups: kind, name, the ## of a name that a macro completes, parameters.
 _KERNEL = re.compile(r"\bSOK_(ROW_|TILE_|TEAM_)?KERNEL\((\w+)(##\w+)?\)[\s\\]*\(([^()]*)\)")
 # By parameter type, as SokCode in kernels/parts.cuh.
 _LETTERS = {
@@ -40,15 +40,15 @@ def kernel_files() -> list[Path]:
 
 
 def runtime_files() -> list[Path]:
-    """Returns the files of a CPU library besides kernels, sorted by name."""
+    """Returns the C++ files of the CPU library besides its kernels, sorted by name."""
     return sorted(kernel_folder().glob("*.cpp"))
 
 
 def inline_includes(path: Path) -> str:
-    """Returns a source with each include expanded in place once.
+    """Returns a source with its includes expanded in place, each once, and #line directives.
 
     NVRTC gets no include path, so a kernel compiles the same on every machine. System includes
-    (only in platform_cpu.cuh) stay. Line directives name the original files.
+    (only in platform_cpu.cuh) stay.
     """
     folder = kernel_folder()
     seen: set[str] = set()
@@ -71,45 +71,34 @@ def inline_includes(path: Path) -> str:
 
 
 class KernelSource(NamedTuple):
-    """The definition of a kernel."""
+    """A kernel's definition in a .cu file."""
 
     name: str
-    is_prefix: bool  # of the names of several kernels, made by a macro
+    is_prefix: bool  # a macro appends the rest: the names of several kernels
     kind: str  # GPU threads per item: "" one, "row" or "tile" several, "team" a block
     signature: str  # a letter per parameter; "?" for a pointer whose type a macro chooses
     path: Path
 
 
 def all_kernels() -> list[KernelSource]:
-    return [
-        KernelSource(
-            match.group(2),
-            match.group(3) is not None,
-            (match.group(1) or "").rstrip("_").lower(),
-            _signature(match.group(4)),
-            path,
-        )
-        for path in kernel_files()
-        for match in _KERNEL.finditer(path.read_text())
-    ]
+    found = []
+    for path in kernel_files():
+        for kind, name, macro, parameters in _KERNEL.findall(path.read_text()):
+            kind = kind.rstrip("_").lower()
+            found.append(KernelSource(name, bool(macro), kind, _signature(parameters), path))
+    return found
 
 
 def _signature(parameters: str) -> str:
-    types = [
-        parameter.replace("\\", " ").replace("const ", " ").split()[0]
-        for parameter in parameters.split(",")
-    ]
+    plain = parameters.replace("\\", " ").replace("const ", " ")
+    types = [parameter.split()[0] for parameter in plain.split(",")]
     # The first parameter is the range of items.
     return "".join(_LETTERS.get(name, "?") for name in types[1:])
 
 
 def find_kernel(name: str, kernels: list[KernelSource]) -> KernelSource:
     """Returns the source of a kernel. AttributeError: there is none."""
-    fits = [
-        kernel
-        for kernel in kernels
-        if name == kernel.name or (kernel.is_prefix and name.startswith(kernel.name))
-    ]
+    fits = [k for k in kernels if name == k.name or (k.is_prefix and name.startswith(k.name))]
     if not fits:
         raise AttributeError(f"No kernel {name!r} in {kernel_folder()}.")
     # The longest: init_normal_ and not init_ for init_normal_f32.

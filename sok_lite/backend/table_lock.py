@@ -1,7 +1,7 @@
 """A table's lock, shared with native code: a few words of the table's record.
 
-It works like an RLock. `with` calls C code, from a library that has loaded Python's addresses: as
-with an RLock, no bytecode runs between acquiring the lock and entering `with`.
+It works like an RLock: `with` calls C code, so no bytecode runs between acquiring the lock and
+entering the block.
 """
 
 import ctypes
@@ -21,10 +21,10 @@ class TableLock(ctypes.Structure):
       waiting: number of threads that wait for exclusive access.
       owner, depth: the thread with exclusive access, and how often it acquired it.
       is_own: returns whether this thread has exclusive access.
-      retire: takes any argument; called before the memory of the record's table is freed.
-        Afterwards no native call is in the table, and none begins.
-      after_fork: called in a forked child: releases the lock of any other thread, and returns
-        whether none had exclusive access.
+      retire: ends native calls in the table and prevents new ones, before its memory is freed. It
+        takes any argument.
+      after_fork: in a forked child, releases the locks of other threads; returns whether none of
+        them had exclusive access.
     """
 
     _fields_ = (
@@ -72,7 +72,7 @@ class TableLocks(ctypes.Structure):
 
 
 def has_functions() -> bool:
-    """Whether locks work: a CPU kernel library was loaded."""
+    """Whether a CPU kernel library is loaded: locks need its functions."""
     return "__exit__" in vars(TableLocks)
 
 
@@ -90,7 +90,7 @@ def load(library: Path) -> None:
     def method(kind: type, name: str, *arguments: type, returns: type | None = None) -> Any:
         function = getattr(functions, name)
         function.argtypes, function.restype = [POINTER(kind), *arguments], returns
-        return binding(function)  # a method whose binding is C code
+        return binding(function)  # a method bound by C code
 
     error = (py_object, py_object, py_object)
     TableLock.is_own = method(TableLock, "sok_lock_is_taken", returns=c_int)

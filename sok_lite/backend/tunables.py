@@ -1,7 +1,6 @@
 """Tunable constants of the kernels, set by SOK_LITE_KERNEL_DEFINES.
 
-They are compiled in. An unsupported value would not fail but miss keys, or overwrite other rows, so
-it is rejected.
+They are compiled in. Unsupported values are rejected: kernels would miss keys, or overwrite rows.
 """
 
 import os
@@ -39,8 +38,7 @@ TUNABLES = {
 def kernel_defines() -> dict[str, int]:
     """Returns the macros in SOK_LITE_KERNEL_DEFINES, such as "SOK_LINE=8 SOK_TILE=8".
 
-    Both backends compile with them; others have the defaults of the sources. ValueError: not a list
-    of NAME=NUMBER, or a value that a tunable does not permit.
+    ValueError: not a list of NAME=NUMBER, or a value that a tunable does not permit.
     """
     defines: dict[str, int] = {}
     for text in os.environ.get(_VARIABLE, "").split():

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.lookup_arguments import Argument, RowBounds, TableSpec
 from sok_lite.bridge.type_spec import alive
-from sok_lite.engine.batch import Batch, Layout, row_splits_of
+from sok_lite.engine.batch import Batch, BatchLayout, row_splits_of
 
 
 def inputs_of(arguments: Sequence[Argument]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -65,7 +65,7 @@ class BatchOfInputs:
         of_rows = [table.is_ragged for table in tables if table.width is None]
         of_weights = [table.weights_are_ragged for table in tables]
         self.num_numbers = [*of_rows, *of_weights].count(False)
-        self._layout: Layout | None = None  # of the last batch: most batches share one
+        self._layout: BatchLayout | None = None  # of the last batch: most batches share one
 
     def given(self, arrays: Sequence[Array]) -> list[Given]:
         """Returns the arrays of each table. Reads no element on a GPU.
@@ -125,7 +125,7 @@ class BatchOfInputs:
         sizes, num_rows = [each.keys.size for each in given], [each.num_rows for each in given]
         layout = self._layout
         if layout is None or not layout.is_of(sizes, num_rows):
-            layout = self._layout = Layout(tables, self._combiners, sizes, num_rows)
+            layout = self._layout = BatchLayout(tables, self._combiners, sizes, num_rows)
         shapes = tuple(zip(sizes, num_rows, strict=True))
         if all(each is None for each in splits):
             row_splits = _splits_of_dense(backend, shapes)

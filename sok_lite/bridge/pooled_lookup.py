@@ -137,11 +137,11 @@ class PooledLookup:
         _, context = lookup.forward(backend, comm, batch, self._tag, allocate, new_rows, counters)
         with failure_known_to_all(comm):
             if comm.size > 1:
-                keys, *others = context.others()
+                keys, *others = context.arrays()
                 outputs.give(count + 1, keys)
                 for number, array in enumerate(others, count + 2):
                     _give_words(outputs, number, array)
-            self._give_sources(outputs, count + len(OF_CONTEXT), context.pooling.sources)
+            self._give_sources(outputs, count + len(OF_CONTEXT), context.sources)
             outputs.tell(0, context.numbers())
 
     def backward(self, outputs: Outputs, arrays: list[Array]) -> None:
@@ -165,8 +165,7 @@ class PooledLookup:
             rows, keys, *others = arrays[end - len(OF_CONTEXT) : end]
             of_32_bits = (each.view(np.int32) for each in others)
             told = (numbers, rows.view(np.uint32), (keys, *of_32_bits))
-            context = BackwardContext.of(backend, comm, batch, *told, sources)
-            parts = list(zip(batch.tables, batch.weights, self._combiners, strict=True))
+            context = BackwardContext.restore(backend, comm, batch, *told, sources)
 
             def allocate(sizes: Sequence[int]) -> tuple[Sequence[Array], Sequence[Array]]:
                 shapes = [(size, t.dim) for size, t in zip(sizes, self._tables, strict=True)]
@@ -174,7 +173,7 @@ class PooledLookup:
                 outputs.allocate((0, shapes), (count, of_keys))
                 return outputs.several(0, shapes), outputs.several(count, of_keys)
 
-            found = lookup.backward(backend, parts, grads, context, allocate)
+            found = lookup.backward(backend, grads, context, allocate)
             self._give_sources(outputs, 2 * count, found.weight_grads)
 
     def pooled(self, outputs: list[tf.Tensor], batches: Sequence[int | None]) -> list[tf.Tensor]:

@@ -27,7 +27,7 @@ from sok_lite.bridge.type_spec import alive, live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import static_lookup
 from sok_lite.engine.agreement import agree
-from sok_lite.engine.exchange import Route, return_rows, send_grads
+from sok_lite.engine.exchange import AllToAllPlan, return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 
@@ -252,8 +252,8 @@ class _Exchange:
 
         Args:
           outputs: of each table the places (m,) of the rows that this rank has to read, then of
-            each which of the rows that return is that of each key, and the order of the `Route`;
-            told: the rest of it.
+            each which of the rows that return is that of each key, and the order of the
+            `AllToAllPlan`; told: the rest of it.
           arrays: what `inputs_of` gave.
         """
         comm = self._comm
@@ -264,8 +264,8 @@ class _Exchange:
             batch = self._batches.make(self._tables(self._static), self._batches.given(arrays))
         asked = static_lookup.ask(self.backend, comm, batch, self._tag)
         with failure_known_to_all(comm):
-            outputs.give_several(0, [*asked.places, *asked.numbers, asked.route.order])
-            outputs.tell(0, asked.route.told)
+            outputs.give_several(0, [*asked.places, *asked.numbers, asked.plan.order])
+            outputs.tell(0, asked.plan.numbers)
 
     def answer(self, outputs: Outputs, arrays: list[Array]) -> None:
         """Sends rows to the ranks that asked for them, in the format of their table.
@@ -278,10 +278,10 @@ class _Exchange:
         xp = self.backend.xp
         with failure_known_to_all(self._comm):
             *rows, order, told = arrays
-            route = self._route(order, told)
+            plan = self._plan(order, told)
             formats = [table.row_dtype for table in self._tables(self._static)]
             stored = [f.to_storage(xp, each) for f, each in zip(formats, rows, strict=True)]
-        returned = return_rows(route, stored)
+        returned = return_rows(plan, stored)
         with failure_known_to_all(self._comm):
             pairs = zip(formats, returned, strict=True)
             outputs.give_several(0, [f.to_float32(xp, each) for f, each in pairs])
@@ -294,14 +294,14 @@ class _Exchange:
         """
         with failure_known_to_all(self._comm):
             *grads, order, told = arrays
-            route = self._route(order, told)
-        received = send_grads(route, grads)
+            plan = self._plan(order, told)
+        received = send_grads(plan, grads)
         with failure_known_to_all(self._comm):
             outputs.give_several(0, received)
 
-    def _route(self, order: Array, told: Array) -> Route:
+    def _plan(self, order: Array, told: Array) -> AllToAllPlan:
         none = np.zeros(len(self._static), np.int64)  # on one rank nobody counts
-        return Route.of_told(self.backend, self._comm, told, order.astype(np.int32), none)
+        return AllToAllPlan.restore(self.backend, self._comm, told, order.astype(np.int32), none)
 
     def _tables(self, specs: list[TableSpec]) -> list[Any]:
         return live_tables([spec.variable for spec in specs])

@@ -1,4 +1,4 @@
-"""Checks once, before anything depends on it, that all ranks have equal tables and calls."""
+"""Checks that all ranks have equal tables and make equal calls, once for each call."""
 
 import json
 import weakref
@@ -15,10 +15,9 @@ def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], wh
     """Raises on every rank if one rank's description differs. Every rank must call it.
 
     Args:
-      comm: the ranks.
-      description: field -> value, the most telling first; values are what JSON knows, anything
-        else counts by its repr.
-      what: what is described, for the message, such as "table 'user'".
+      description: field -> value, the first difference is reported; values that JSON does not know
+        are compared by their repr.
+      what: the subject of the error message, such as "table 'user'".
 
     Raises:
       RanksDifferError: a field differs; the message names the first such rank, the field and both
@@ -47,15 +46,7 @@ _agreed: "weakref.WeakKeyDictionary[Communicator, set[int | str]]" = weakref.Wea
 
 
 def agree_on(comm: Communicator, description: dict[str, Any], what: str) -> None:
-    """Checks once per description that all ranks make the same call. Every rank must call it.
-
-    Args:
-      description: field -> value; values are what JSON knows, anything else counts by its repr.
-      what: the subject of the error message, such as "table 'user'".
-
-    Raises:
-      RanksDifferError: a field differs; on every rank.
-    """
+    """Does `check_equal_on_all_ranks` once per description. Every rank must call it."""
     agreed = _agreed.setdefault(comm.connection, set())
     text = json.dumps([what, description], default=_plain)
     if text not in agreed:
@@ -66,12 +57,11 @@ def agree_on(comm: Communicator, description: dict[str, Any], what: str) -> None
 def agree(
     comm: Communicator, tag: int, tables: Sequence[AnyTable], combiners: Sequence[str]
 ) -> None:
-    """Checks once per tag that all ranks make the same call. Every rank must call it.
+    """Checks once per tag that all ranks make the same lookup. Every rank must call it.
 
     Raises:
-      RanksDifferError: a rank has other tables, formats, owners of keys, seeds or combiners; on
-        every rank. Of a table that is all on one rank nobody compares what new rows begin with:
-        only that rank makes any.
+      RanksDifferError: a rank has other tables, formats, owners of keys, seeds, initializers or
+        combiners; on every rank.
     """
     agreed = _agreed.setdefault(comm.connection, set())
     if comm.size == 1 or tag in agreed:
@@ -89,7 +79,7 @@ def agree(
             "combiner": combiner,
             **table.options_of_all_ranks(),
         }
-        if table.owner.only_rank is None:
+        if table.owner.only_rank is None:  # else one rank alone initializes rows
             facts |= {"seed": table.seed, "initializer": repr(table.initializer)}
         description |= {f"{name} of table {i}": value for name, value in facts.items()}
     check_equal_on_all_ranks(comm, description, "A lookup")

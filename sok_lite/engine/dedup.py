@@ -1,8 +1,8 @@
-"""The distinct keys of items, for all tables of a call at once.
+"""The distinct keys of items, for all tables of a call at once; see kernels/segments.cu.
 
-The items of the tables lie one after another: `begin`, (T + 1,) on the host, has the first item of
-each table. Distinct keys are numbered by first occurrence, and so lie table by table too. The
-number of launches does not depend on the number of tables.
+The items of the tables lie end to end; `begin`, (num_tables + 1,) on the host, has the offsets of
+the tables. Distinct keys are numbered by first occurrence, and so lie table by table too. The
+number of launches does not depend on the number of tables, the result not on thread timing.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.segments import Groups, group
 from sok_lite.engine.sort import Sort, Tiles
 
-# On a CPU first occurrences are counted in blocks of so many items, or larger ones where there
-# would be too many: each block reads what was counted in all before it.
+# A CPU counts first occurrences in blocks of `_BLOCK` items, or larger ones: each block reads the
+# counts of all blocks before it.
 _BLOCK, _MOST_BLOCKS = 1024, 4096
 
 
@@ -26,11 +26,11 @@ class Distinct(NamedTuple):
     """The distinct keys of a call.
 
     Attributes:
-      inverse: (n,) int32, the number of the distinct key of each item; -1 of an item left out.
+      inverse: (n,) int32, the index of each item's distinct key; -1 of an item left out.
       first: (u,) int32, the first item with each distinct key.
       keys: (u,) int64, the distinct keys.
-      starts: (T + 1,) int64 on the host, the first distinct key of each table.
-      rows: (u,) uint32, what the first items have of what was to be taken along; else None.
+      starts: (num_tables + 1,) int64 on the host, the offsets of the tables' distinct keys.
+      rows: (u,) uint32, the row numbers of the first items, if any were given.
     """
 
     inverse: Array
@@ -41,7 +41,7 @@ class Distinct(NamedTuple):
 
     @property
     def sizes(self) -> np.ndarray:
-        """The number of distinct keys of each table, (T,) int64 on the host."""
+        """The number of distinct keys of each table, (num_tables,) int64 on the host."""
         return self.starts[1:] - self.starts[:-1]
 
 
@@ -50,23 +50,11 @@ class Missing(NamedTuple):
 
     Attributes:
       rows: (n,) uint32, the row number of each item, or NO_ROW.
-      counts: (T,) on the host, number of items without a row of each table.
+      counts: (num_tables,) on the host, items without a row of each table.
     """
 
     rows: Array
     counts: Sequence[int] | np.ndarray
-
-
-class Unique(NamedTuple):
-    """Distinct keys and where each came from: `unique_keys[inverse] == keys`.
-
-    Attributes:
-      unique_keys: (u,) int64, in order of first occurrence.
-      inverse: (n,) int32.
-    """
-
-    unique_keys: Array
-    inverse: Array
 
 
 def dedup(
@@ -77,71 +65,60 @@ def dedup(
     repeat: bool = True,
     rows: Array | None = None,
 ) -> Distinct:
-    """Finds the distinct keys of each table, in order of first occurrence.
-
-    It waits for the device once. The result never depends on thread timing.
+    """Finds the distinct keys of each table, in order of first occurrence. It waits once.
 
     Args:
       keys: (n,) int64.
-      begin: (T + 1,), the first item of each table, from 0 to n, ascending.
-      missing: only items without a row take part; None: all do.
+      begin: (num_tables + 1,), the offsets of the tables' items.
+      missing: leaves out items that have a row; None: all take part.
       repeat: whether keys may repeat; if not, it is less work.
-      rows: (n,) uint32, of which each distinct key takes that of its first item along; None: none.
+      rows: (n,) uint32, row numbers of which `Distinct.rows` gets those of the first items.
 
     Raises:
       ValueError: more than 2**30 keys, which int32 numbers could not address.
     """
-    numbering = _Numbering(backend, keys, begin, rows, missing, repeat)
+    run = _Dedup(backend, keys, begin, rows, missing, repeat)
     if not keys.size:
-        return numbering.none()
-    numbering.launch(numbering.new_work())
-    rows_missing = None if missing is None else missing.rows
-    numbering.launch_of_tables("dedup_inverse", numbering.sizes, [rows_missing])
-    return numbering.distinct()
+        empty = backend.xp.empty(0, np.int32)
+        return Distinct(empty, empty, keys, np.zeros(run.begin.size, np.int64), rows)
+    run.number_keys(run.new_work())
+    run.launch_per_table("dedup_inverse", run.sizes, [None if missing is None else missing.rows])
+    return run.distinct()
 
 
 def dedup_and_group(
     backend: Backend, keys: Array, begin: Sequence[int] | np.ndarray, rows: Array
 ) -> tuple[Distinct, Groups]:
-    """Finds the distinct keys of each table, and the items of each: see `dedup` and `group`.
+    """Does `dedup`, and `group` of the items by distinct key.
 
-    It waits for the device once: on a GPU when all of it is launched.
-
-    Args:
-      keys, begin, rows: as of `dedup`.
-
-    Raises:
-      ValueError: more than 2**30 keys.
+    It waits for the device once: on a GPU after the last launch.
     """
     n = keys.size
     if backend.name == "cpu" or n == 0:
         distinct = dedup(backend, keys, begin, rows=rows)
         return distinct, group(backend, distinct.inverse, begin, distinct.starts)
-    numbering = _Numbering(backend, keys, begin, rows, None, True)
-    # Nobody knows yet how many numbers there are: at most as many as items.
-    sort = Sort(backend, n, n, numbering.num_words)
-    numbering.launch(sort.work)
-    teams = -(-numbering.sizes // sort.tiles.items)
-    numbering.launch_of_tables("dedup_labels", teams, [], sort.counting)
-    order, by_number = sort.sorted(numbering.slots)
+    run = _Dedup(backend, keys, begin, rows, None, True)
+    # The host does not know the number of distinct keys yet: it is at most n.
+    sort = Sort(backend, n, n, run.num_words)
+    run.number_keys(sort.work)
+    teams = -(-run.sizes // sort.tiles.items)
+    run.launch_per_table("dedup_labels", teams, [], sort.counting)
+    order, by_number = sort.sorted(run.slots)
     offsets = backend.xp.empty(n + 1, np.int64)
     backend.launch("group_sorted", n, by_number, offsets, 0, n)
-    distinct = numbering.distinct()
+    distinct = run.distinct()
     offsets = offsets[: distinct.keys.size + 1]
-    return distinct, Groups(offsets, order, distinct.inverse, numbering.begin, distinct.starts)
+    return distinct, Groups(offsets, order, distinct.inverse, run.begin, distinct.starts)
 
 
-class _Numbering:
-    """Distinct keys that are given numbers; how many they are the host learns at the end.
-
-    Args:
-      The arguments of `dedup`.
+class _Dedup:
+    """The launches of one deduplication, with the arguments of `dedup`.
 
     Attributes:
-      begin: (T + 1,) int64 on the host.
-      sizes: (T,) int64, items of each table.
-      slots: (n,) int32, the scratch slot of each item, and then its number.
-      num_words: that have to be 0: what the tiles of a GPU tell, and the scratch slots.
+      begin: (num_tables + 1,) int64 on the host.
+      sizes: (num_tables,) int64, items of each table.
+      slots: (n,) int32, the scratch hash slot of each item, and then the number of its key.
+      num_words: zeroed words that it needs: of the tiles of a GPU, and the scratch hash.
     """
 
     def __init__(
@@ -164,107 +141,89 @@ class _Numbering:
         if repeat:
             self._num_slots = 2 * (self.sizes if missing is None else np.asarray(missing.counts))
         self._tiles = Tiles.of(n)
-        self._num_told = 1 + self._tiles.number if backend.name == "cuda" else 0
-        # Items that take no part look at the first slot, whether or not others have any.
-        self.num_words = self._num_told + max(1, int(self._num_slots.sum()))
-
-    def none(self) -> Distinct:
-        """Returns the distinct ones of no keys."""
-        empty = self._backend.xp.empty(0, np.int32)
-        return Distinct(empty, empty, self._keys, np.zeros(self.begin.size, np.int64), self._rows)
+        self._num_tile_words = 1 + self._tiles.number if backend.name == "cuda" else 0
+        # At least one slot: items that take no part read it.
+        self.num_words = self._num_tile_words + max(1, int(self._num_slots.sum()))
 
     def new_work(self) -> Array:
-        """Returns the words that have to be 0, uint32."""
+        """Returns (num_words,) uint32 zeros."""
         if self._backend.name == "cuda":
             return self._backend.xp.zeros(self.num_words, np.uint32)
-        # Not zeros: the system would give the memory page by page, in the order of hashes.
+        # Not np.zeros: its pages would be mapped one by one, in the order of hashes.
         work = np.empty(self.num_words, np.uint32)
         work.fill(0)
         return work
 
-    def launch(self, work: Array) -> None:
-        """Gives numbers to keys. It waits for nothing.
-
-        Args:
-          work: uint32, of which `num_words` are 0.
-        """
+    def number_keys(self, work: Array) -> None:
+        """Numbers the distinct keys, without a wait; work: uint32 that begins with zeros."""
         backend, xp, n = self._backend, self._backend.xp, self._keys.size
         self.slots = xp.empty(n, np.int32)
         self._first, self._distinct = xp.empty(n, np.int32), xp.empty(n, np.int64)
         self._starts = xp.empty(self.begin.size, np.int64)
         self._rows_out = None if self._rows is None else xp.empty(n, np.uint32)
-        self._heads = work[self._num_told :].view(np.int32)
+        self._heads = work[self._num_tile_words :].view(np.int32)
         missing = None if self._missing is None else self._missing.rows
-        how = (int(self._repeat), seed_of_process(), self._heads, self.slots)
+        scratch = (int(self._repeat), seed_of_process(), self._heads, self.slots)
         first_slots = split_offsets(self._num_slots)[:-1]
         columns = np.stack([self.begin[:-1], first_slots, self._num_slots, self.sizes], axis=1)
         parts = [
-            Work(size, (self._keys, missing, begin, first, num_slots, *how, size))
+            Work(size, (self._keys, missing, begin, first, num_slots, *scratch, size))
             for begin, first, num_slots, size in columns.tolist()
         ]
         backend.launch_parts("dedup_insert", parts)
-        if backend.name == "cpu":
-            self._launch_in_blocks()
-            return
-        out = (self._first, self._distinct, self._rows_out, self._starts[-1:])
         items = (self._keys, self._rows, self.slots, self._heads)
-        backend.launch(
-            "dedup_number_tiles", self._tiles.number, *items, *out, work, work[1:], *self._tiles, n
-        )
-
-    def _launch_in_blocks(self) -> None:
-        n = self._keys.size
+        out = (self._first, self._distinct, self._rows_out, self._starts[-1:])
+        if backend.name == "cuda":
+            num_tiles = self._tiles.number
+            tiles = (work, work[1:], *self._tiles, n)
+            backend.launch("dedup_number_tiles", num_tiles, *items, *out, *tiles)
+            return
         words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
         num_blocks = -(-n // (32 * words))
         marks, counts = np.empty(-(-n // 32), np.uint32), np.empty(num_blocks, np.int32)
-        heads, launch = self._heads, self._backend.launch
-        # A block is worth many items: the launch is told their number, not the blocks'.
+        # Launched for n items, not num_blocks: the number of threads follows the work.
         blocks = (marks, counts, words, num_blocks, n)
-        launch("dedup_count", n, self.slots, heads, *blocks)
-        out = (self._first, self._distinct, self._rows_out, self._starts[-1:])
-        launch("dedup_number", n, self._keys, self._rows, self.slots, heads, *out, *blocks)
+        backend.launch("dedup_count", n, self.slots, self._heads, *blocks)
+        backend.launch("dedup_number", n, *items, *out, *blocks)
 
-    def launch_of_tables(
+    def launch_per_table(
         self,
         kernel: str,
         num_items: np.ndarray,
         before: Sequence[Any],
         after: Sequence[Any] = (),
     ) -> None:
-        """Launches a kernel that tells each item its number, and each table where its keys start.
+        """Launches a kernel that writes the number of each item's key, and each table's offset.
 
         Args:
-          num_items: of each table. One without any is told, too.
-          before, after: what it takes behind the scratch slots, and before the number of items.
+          num_items: of the launch for each table; at least one is launched, for the offset.
+          before, after: additional arguments, behind the scratch hash and before the size.
         """
         slots, starts = self.slots, self._starts
-        told = (slots, self._heads, *before, self._first, starts[-1:])
+        shared = (slots, self._heads, *before, self._first, starts[-1:])
         columns = np.stack([num_items, self.begin[:-1], self.sizes], axis=1)
         parts = [
-            Work(max(1, count), (*told, begin, slots, starts[table:], *after, size))
+            Work(max(1, count), (*shared, begin, slots, starts[table:], *after, size))
             for table, (count, begin, size) in enumerate(columns.tolist())
         ]
         self._backend.launch_parts(kernel, parts)
 
     def distinct(self) -> Distinct:
-        """Waits for the number of keys, and returns them."""
+        """Waits for the number of distinct keys, and returns them."""
         starts = self._backend.to_host(self._starts)
         count = int(starts[-1])
         rows = None if self._rows_out is None else self._rows_out[:count]
         return Distinct(self.slots, self._first[:count], self._distinct[:count], starts, rows)
 
 
-def unique(backend: Backend, keys: Array) -> Unique:
-    """Finds the distinct keys of one table. The result never depends on thread timing.
-
-    Args:
-      keys: (n,) int64.
+def unique(backend: Backend, keys: Array) -> tuple[Array, Array]:
+    """Returns the distinct keys of one table, (u,) int64, and the index of each item's, (n,) int32.
 
     Raises:
       ValueError: more than 2**30 keys.
     """
     distinct = dedup(backend, keys, (0, keys.size))
-    return Unique(distinct.keys, distinct.inverse)
+    return distinct.keys, distinct.inverse
 
 
 def last_of_each(backend: Backend, inverse: Array, num_unique: int) -> Array:

@@ -1,4 +1,4 @@
-"""The types of keys and rows, and how they are stored."""
+"""The types of keys and rows, and their storage."""
 
 import math
 from typing import Any, NamedTuple, NoReturn
@@ -11,16 +11,15 @@ from sok_lite.backend.base import Array, as_words
 class RowDtype(NamedTuple):
     """A row format.
 
-    Rows of all formats are looked up, assigned, added to, removed and saved. Those of floats are
-    also pooled and trained, with float32 arithmetic: a float64 row that is pooled or updated is
-    rounded to float32 first, also where its gradient is 0. Integers are neither pooled nor trained.
+    Rows of all formats are looked up, assigned, added to, removed and saved. Floats are also pooled
+    and trained, with float32 arithmetic: a float64 row that is pooled or updated is rounded to
+    float32 first, even if its gradient is 0. Integers are neither pooled nor trained.
 
     Attributes:
       name: "float32", "float16", "bfloat16", "float64", "int32", "int64" or "int8".
-      storage: the NumPy dtype of the arrays that hold it. NumPy has no bfloat16 of its own, so
-        those are uint16 arrays of its bits.
-      suffix: ends the name of the kernels for it; of integers, which no kernel reckons with, "".
-      number: SOK_F32, ... of kernels/rows.cuh, for kernels that take every format; -1 of integers.
+      storage: the NumPy dtype of its arrays. bfloat16 is stored as uint16 bits.
+      suffix: of the names of its kernels; "" for integers, as no kernel computes with them.
+      number: SOK_F32, ... of kernels/rows.cuh, for kernels that take every format; -1 for integers.
     """
 
     name: str
@@ -30,27 +29,22 @@ class RowDtype(NamedTuple):
 
     @property
     def is_integer(self) -> bool:
-        """Whether the elements are integers."""
         return self.storage.kind == "i"
 
     @property
     def is_half(self) -> bool:
-        """Whether they are floats of 16 bits."""
+        """Whether elements are floats of 16 bits."""
         return self.name in ("float16", "bfloat16")
 
     @property
     def added_in(self) -> np.dtype:
-        """The dtype of what is added to rows, and in which it is summed before."""
+        """The dtype of deltas that are added to rows, and of their sums."""
         wide = self.is_integer or self.name == "float64"
         return self.storage if wide else np.dtype(np.float32)
 
     def check_finite(self, numbers: Any, what: str) -> None:
-        """Raises ValueError where one of some finite numbers is an infinity in a format of floats.
-
-        Args:
-          numbers: an array-like of floats.
-          what: names them in errors.
-        """
+        """Raises ValueError if a finite number of an array-like becomes an infinity in this format
+        of floats; `what` names the numbers in errors."""
         values = np.asarray(numbers, np.float64)
         with np.errstate(over="ignore"):
             stored = self.to_storage(np, values)
@@ -63,29 +57,22 @@ class RowDtype(NamedTuple):
             )
 
     def require_floats(self, table: str, done: str, instead: str) -> None:
-        """Raises TypeError for rows of integers.
-
-        Args:
-          table: name of the table.
-          done: what cannot be done with them, such as "trained".
-          instead: what to do.
-        """
+        """Raises TypeError for rows of integers: of table `table`, cannot be `done` ("trained"), do
+        `instead`."""
         if self.is_integer:
             raise TypeError(
                 f"Rows of {self.name} cannot be {done}. Received: table {table!r}. {instead}"
             )
 
     def to_storage(self, xp: Any, values: Any) -> Array:
-        """Returns an array-like of rows as a C-contiguous array of this format.
+        """Returns an array-like of any shape as a C-contiguous array of this format.
 
-        Accepts the storage dtype itself, and any real floating dtype for float32, float16 and
-        float64 rows; bfloat16 rows are taken as uint16 bits, as an array whose dtype is named
-        bfloat16, or as float32, rounded to nearest even. Rows of integers are taken as integers of
-        any dtype that fit.
+        float32, float16 and float64 rows are taken as any floats, integers as any integers that
+        fit. bfloat16 rows are taken as uint16 bits, as an array whose dtype is named bfloat16, or
+        as float32, rounded to nearest even.
 
         Args:
           xp: NumPy or CuPy.
-          values: of any shape.
 
         Raises:
           TypeError: the dtype cannot become this row format.
@@ -111,30 +98,30 @@ class RowDtype(NamedTuple):
         )
 
     def to_float32(self, xp: Any, stored: Array) -> Array:
-        """Returns rows of the storage dtype as float32, the same array where they are."""
+        """Returns rows of the storage dtype as float32; no copy if they are."""
         if self.name == "bfloat16":
             return bfloat16_to_float32(xp, stored)
         return stored.astype(np.float32, copy=False)
 
     def is_zero(self, xp: Any, stored: Array) -> Array:
-        """Returns which elements of the storage dtype are 0, bool of the same shape."""
+        """Returns `stored == 0`, of elements of the storage dtype."""
         if self.is_integer:
             return stored == 0
-        # By their bits: CuPy's comparisons take numbers below 1.2e-38 for 0 (-ftz=true).
+        # By bits: CuPy compares numbers below 1.2e-38 as 0 (-ftz=true).
         bits = as_words(stored)[1]
         return bits << bits.dtype.type(1) == 0
 
     def is_below(self, xp: Any, stored: Array, cutoff: float) -> Array:
-        """Returns of which elements of the storage dtype |element| < cutoff, a number above 0."""
+        """Returns `abs(stored) < cutoff` of elements of the storage dtype; cutoff is positive."""
         if self.is_integer:
             limits = np.iinfo(self.storage)
-            # The least integer has no absolute value of its dtype.
+            # The absolute value of the least integer overflows.
             most = limits.max + 1 if cutoff > limits.max + 1 else math.ceil(cutoff) - 1
             low, high = max(-most, limits.min), min(most, limits.max)
             return (stored >= self.storage.type(low)) & (stored <= self.storage.type(high))
         if self.name == "float64":
             return abs(stored) < np.float64(cutoff)
-        # By their bits, as in `is_zero`: those of larger numbers are larger.
+        # By bits, as in `is_zero`: larger numbers have larger bits.
         with np.errstate(over="ignore", under="ignore"):
             least = np.float32(cutoff)
         if float(least) < cutoff:
@@ -161,11 +148,7 @@ _ROW_DTYPES = {
 
 
 def row_dtype(name: str) -> RowDtype:
-    """Returns the row format of a name.
-
-    Raises:
-      ValueError: no such format.
-    """
+    """Returns the row format of a name; ValueError: no such format."""
     if name not in _ROW_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_ROW_DTYPES)}. Received: {name!r}.")
     return _ROW_DTYPES[name]
@@ -177,7 +160,7 @@ class KeyDtype(NamedTuple):
     Attributes:
       name: "int64", "int32" or "uint64".
       dtype: of the user's arrays.
-      empty_key, reclaim_key: the two marks of an index, as SOK documents them for the type.
+      empty_key, reclaim_key: marks of empty and of erased slots, as in SOK's documentation.
     """
 
     name: str
@@ -190,8 +173,7 @@ class KeyDtype(NamedTuple):
 
         Args:
           xp: NumPy or CuPy.
-          keys: integers.
-          what: names them in errors.
+          what: names the keys in errors.
 
         Raises:
           TypeError: they are not integers.
@@ -205,7 +187,7 @@ class KeyDtype(NamedTuple):
             )
         keys = xp.asarray(keys)
         if keys.size == 0 and keys.dtype == np.float64:
-            keys = keys.astype(self.dtype)  # as an array that was filled from an empty list
+            keys = keys.astype(self.dtype)  # NumPy's dtype for an empty list
         if keys.dtype.kind not in "iu":
             raise TypeError(
                 f"{what} must be integers that fit {self.name}. Received: dtype {keys.dtype}. "
@@ -218,7 +200,7 @@ class KeyDtype(NamedTuple):
         return xp.ascontiguousarray(keys, dtype=np.int64).reshape(keys.shape)
 
     def check(self, xp: Any, keys: Array, what: str) -> None:
-        """Raises ValueError, which names the first of some integers that does not fit, if any."""
+        """Raises ValueError if an integer does not fit; the message names the first."""
         _check_fits(xp, keys, self.dtype, what, _OTHER_KEY_TYPE)
 
     def from_int64(self, xp: Any, keys: Array) -> Array:
@@ -240,11 +222,7 @@ _KEY_DTYPES = {
 
 
 def key_dtype(name: str) -> KeyDtype:
-    """Returns the key type of a name.
-
-    Raises:
-      ValueError: no such type.
-    """
+    """Returns the key type of a name; ValueError: no such type."""
     if name not in _KEY_DTYPES:
         advice = " sok_lite.hash_strings makes int64 keys of strings." if name == "string" else ""
         raise ValueError(
@@ -254,7 +232,7 @@ def key_dtype(name: str) -> KeyDtype:
 
 
 def _check_fits(xp: Any, numbers: Array, dtype: np.dtype, what: str, advice: str) -> None:
-    """Raises ValueError if one of some integers does not fit a dtype of integers."""
+    """Raises ValueError if an integer does not fit an integer dtype."""
     if numbers.dtype == dtype:
         return
     mine, theirs = np.iinfo(dtype), np.iinfo(numbers.dtype)
@@ -275,12 +253,8 @@ def _refuse(number: int, dtype: np.dtype, what: str, advice: str) -> NoReturn:
 
 
 def no_copy(what: str, dtype: str, error: MemoryError) -> MemoryError:
-    """Returns the error for what a program gives and there is no memory to convert.
-
-    Args:
-      what: it is, such as "Keys of 't'".
-      dtype: it was to become.
-    """
+    """Returns the error for input `what`, such as "Keys of 't'", that could not be copied as
+    `dtype` for lack of memory."""
     return MemoryError(
         f"{what}: no memory for a copy as {dtype}. The table is as it was. Give it fewer at a "
         f"time. ({error})"
@@ -288,18 +262,15 @@ def no_copy(what: str, dtype: str, error: MemoryError) -> MemoryError:
 
 
 def array_of_keys(keys: Any, dtype: Any, what: str) -> np.ndarray:
-    """Returns what a program passes for keys as an array of NumPy, without loss.
+    """Returns a program's keys as a NumPy array without loss.
 
-    Of Python's integers NumPy makes floats where some are above those of int64, and objects where
-    one has more than 64 bits. Here they become keys of the dtype.
+    NumPy converts Python integers above int64 to floats, and those of more than 64 bits to objects.
+    Here all integers get the dtype; anything else is as NumPy converts it.
 
     Args:
       keys: an array, or a number or lists of Python.
       dtype: of the table's keys.
-      what: names them in errors.
-
-    Returns:
-      The array; it may hold anything else than integers, which its dtype says.
+      what: names the keys in errors.
 
     Raises:
       ValueError: an integer of Python does not fit the dtype; the message names the first.
@@ -326,30 +297,26 @@ def array_of_keys(keys: Any, dtype: Any, what: str) -> np.ndarray:
 
 
 def are_texts(array: Any) -> bool:
-    """Whether an array holds texts, by its dtype or, of objects, by its first one."""
+    """Whether an array holds texts: by its dtype, or the first of its objects."""
     if array.dtype.kind != "O":
         return array.dtype.kind in "SUT"
     return array.size > 0 and isinstance(array.reshape(-1)[0], (str, bytes))
 
 
 def instead_of_key(value: Any, several: str) -> str:
-    """Returns what to do with what is no key, where one is asked for.
-
-    Args:
-      several: what takes several keys.
-    """
+    """Returns the advice for a value that is not one key; `several` is the call for several."""
     if isinstance(value, (str, bytes)):
         return "Ask for the key of a text: sok_lite.hash_strings(text)."
     return f"For several keys use {several}."
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer of Python or NumPy; True and False are none."""
+    """Whether a value is an integer of Python or NumPy, and no bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
 
 
 def check_integer(name: str, value: Any, least: int | None = None) -> None:
-    """Raises TypeError for an argument that is no integer, ValueError for one below the least."""
+    """Raises TypeError if an argument is no integer, ValueError if it is below `least`."""
     if not is_integer(value):
         raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
     if least is not None and value < least:
@@ -357,16 +324,14 @@ def check_integer(name: str, value: Any, least: int | None = None) -> None:
 
 
 def number_in(value: Any) -> Any:
-    """Returns the number that an array without dimensions has; anything else as it is.
-
-    NumPy gives such arrays where it is asked for one thing, as `hash_strings` of one string does.
-    """
+    """Returns the number in an array without dimensions, which NumPy and `hash_strings` may return;
+    any other value unchanged."""
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def as_float(number: Any) -> float:
-    """Returns a real number as a float; an integer that is too large for one is infinite, so that
-    whoever checks limits says what they are."""
+    """Returns a real number as a float; too large an integer becomes infinite, for checks of
+    limits to refuse."""
     try:
         return float(number)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""A rank that fails alone makes a lookup, its gradient, or any work on all ranks, fail on all."""
+"""Failures of one rank in a lookup, its gradient or other work of all ranks: all ranks raise."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -12,13 +12,13 @@ from sok_lite.comm.protocol import Communicator, CommunicatorError
 
 T = TypeVar("T")
 
-# An attribute of an error that all ranks have: it names the rank that it comes from.
+# An attribute of an error that `together` has raised on all ranks, with a rank in its message.
 _OF_ALL = "_sok_lite_of_all_ranks"
 
-# First word of a message that takes the place of keys: no tag of a lookup is negative.
+# First word of a message with a reason in place of keys: the tag of a lookup is never negative.
 _FAILED = -1
 
-# A failure of another rank is raised as the first of these that it is, with its rank in front.
+# A failure of another rank is raised as the first of these types that it is an instance of.
 _KINDS: tuple[type[Exception], ...] = (
     *(MemoryError, FileExistsError, OSError, TypeError, ValueError, RuntimeError),
 )
@@ -26,64 +26,50 @@ _KINDS: tuple[type[Exception], ...] = (
 # The call of the collective that sends keys, or the reason why there are none.
 SEND_KEYS = "send_keys"
 
-# On one rank nobody is told.
-_NOBODY = nullcontext()
+_ONE_RANK = nullcontext()
 
 
 def shared_failure(comm: Communicator) -> AbstractContextManager[None]:
-    """Returns a context manager in which a failure of this rank fails every rank.
+    """Returns a context manager in which a failure of this rank fails all ranks in `send_keys`.
 
-    For work that comes before `exchange.send_keys` and may fail on one rank alone, at a key that
-    does not fit for example. The other ranks are in `send_keys` then, or come to it. There they
-    raise a CommunicatorError with the reason instead of waiting, and no table has changed.
+    For work before `exchange.send_keys` that may fail on one rank alone, for example at a key that
+    does not fit. The other ranks raise a CommunicatorError with the reason in `send_keys` instead
+    of waiting, and no table has changed.
     """
-    return _NOBODY if comm.size == 1 else _sharing_failure(comm)
-
-
-@contextmanager
-def _sharing_failure(comm: Communicator) -> Iterator[None]:
-    try:
-        yield
-    except CommunicatorError:
-        raise
-    except Exception as error:
-        # Where another rank has died, the reason that counts here is still this one.
-        with suppress(CommunicatorError):
-            _send_reason(comm, f"{type(error).__name__}: {error}")
-        raise
+    return _ONE_RANK if comm.size == 1 else _reporting(comm, _send_reason)
 
 
 def failure_known_to_all(comm: Communicator) -> AbstractContextManager[None]:
-    """Returns a context manager in which a failure of this rank fails the ranks that wait for it.
+    """Returns a context manager in which a failure of this rank fails the next call of the others.
 
-    For work between the exchanges of a lookup or of a gradient. The other ranks wait for rows then,
-    or come to another call. This rank meets them there, with its failure in place of a call.
+    For work between the exchanges of a lookup or of a gradient: the name of the call, which all
+    ranks compare, is then this rank's failure.
     """
-    return _NOBODY if comm.size == 1 else _telling_failure(comm)
+    return _ONE_RANK if comm.size == 1 else _reporting(comm, _meet_with_reason)
 
 
 @contextmanager
-def _telling_failure(comm: Communicator) -> Iterator[None]:
+def _reporting(comm: Communicator, report: Callable[[Communicator, str], None]) -> Iterator[None]:
+    """Reports a failure of this rank alone to the others, and raises it."""
     try:
         yield
     except CommunicatorError:
         raise
     except Exception as error:
-        text = f"no call, after {type(error).__name__}: {error}"
-        call = text.encode("ascii", "replace")[:LONGEST_CALL].decode()
+        # If another rank has died, this error is still the one to raise here.
         with suppress(CommunicatorError):
-            comm.barrier(call)
+            report(comm, f"{type(error).__name__}: {error}")
         raise
 
 
 def together(comm: Communicator, function: Callable[[], T], call: str = "together") -> T:
-    """Calls a function on every rank; if it fails on one, all ranks raise the error of that one.
+    """Calls a function on every rank; if it fails on one, all ranks raise that error.
 
     Every rank must call it. It returns when the function has returned on every rank.
 
     Args:
-      function: makes no collective call, or such alone as fail on all ranks if they do on one.
-      call: what it is for, for the message where ranks make different calls.
+      function: its collective calls, if any, fail on all ranks if they fail on one.
+      call: its name, in errors if ranks make different calls.
 
     Raises:
       MemoryError, FileExistsError, OSError, TypeError, ValueError, RuntimeError: with the number of
@@ -117,7 +103,7 @@ def together(comm: Communicator, function: Callable[[], T], call: str = "togethe
 
 
 def _reason(failure: Exception | None) -> np.ndarray:
-    """Returns the number of the kind of a failure and its text as bytes; none without a failure."""
+    """Returns the index of a failure's type in `_KINDS` and its text, as bytes; none: empty."""
     if failure is None:
         return np.empty(0, np.uint8)
     kinds = [i for i, kind in enumerate(_KINDS) if isinstance(failure, kind)]
@@ -127,14 +113,14 @@ def _reason(failure: Exception | None) -> np.ndarray:
 
 
 def reason_in(part: np.ndarray) -> str | None:
-    """Returns the reason in what a rank sent, (n,) int64, or None where it sent keys."""
+    """Returns the reason in the message of a rank, (n,) int64, or None if it sent keys."""
     if part[0] != _FAILED:
         return None
     return part[2:].tobytes()[: int(part[1])].decode(errors="replace")
 
 
 def _send_reason(comm: Communicator, reason: str) -> None:
-    """Sends the reason for which there are no keys, in their place, to ranks in `send_keys`."""
+    """Sends a reason in place of keys to the ranks in `send_keys`."""
     if comm.gpu_transport is not None:
         comm.gpu_transport.refuse(SEND_KEYS, reason)
         return
@@ -143,3 +129,9 @@ def _send_reason(comm: Communicator, reason: str) -> None:
     message = np.concatenate([np.array([_FAILED, len(text)], np.int64), words])
     splits = np.full(comm.size, len(message), np.int32)
     comm.alltoallv(np.tile(message, comm.size), splits, call=SEND_KEYS)
+
+
+def _meet_with_reason(comm: Communicator, reason: str) -> None:
+    """Joins the next call of the other ranks with a reason in place of its name."""
+    call = f"no call, after {reason}".encode("ascii", "replace")[:LONGEST_CALL].decode()
+    comm.barrier(call)

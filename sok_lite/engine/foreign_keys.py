@@ -1,11 +1,10 @@
-"""Keys of other ranks: rejected before they become rows that no lookup over ranks finds here.
+"""Foreign keys, owned by other ranks: refused before they get rows that no lookup would find.
 
-A lookup over all ranks returns to each rank the gradient of its own keys. If a program passes that
-to Horovod, it gathers the slices, and the result has the keys of all ranks. A program that assigns
-the same rows on every rank brings keys of other ranks too.
+A lookup over all ranks returns to each rank the gradient of its own keys. Horovod, if a program
+passes it that gradient, gathers the keys of all ranks. A program that assigns the same rows on all
+ranks has keys of other ranks too.
 
-A rank that has a row for such a key already may change it: lookups on one rank alone may insert
-any key.
+Rows that exist may change: a lookup on one rank alone may insert any key.
 """
 
 import logging
@@ -23,43 +22,33 @@ from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.table import EmbeddingTable
 from sok_lite.engine.update_rows import ResolvedUpdate, Update
 
-# Slots that are looked at together: few enough for a processor's cache.
-_SLOTS = 1 << 16
+_SLOTS = 1 << 16  # read at a time: they fit a processor's cache
 
 _log = logging.getLogger("sok_lite")
 
 
 class RankInfo(NamedTuple):
-    """This rank among all.
-
-    Attributes:
-      rank: its number, from 0 on.
-      size: how many there are.
-    """
+    """This rank, from 0 on, and the number of ranks."""
 
     rank: int
     size: int
 
 
 class ForeignKeysError(ValueError):
-    """Keys that belong to other ranks were to get rows."""
+    """Keys of other ranks would get rows."""
 
 
 def refuse_foreign_keys(
     updates: Sequence[Update], by_row: Sequence[ResolvedUpdate], rank_info: RankInfo
 ) -> None:
-    """Raises if keys that are about to be inserted belong to other ranks.
+    """Raises ForeignKeysError if an update would insert keys of other ranks.
 
-    Keys that are the very ones of a gradient are not checked, nor are keys that have a row: lookups
-    on one rank alone may insert any. So it waits for the device only where other keys have no row.
+    Keys of a lookup's own gradient and keys that have a row are not checked: so it waits for the
+    device only if others have no row.
 
     Args:
       updates: of different tables.
       by_row: the same updates with row numbers.
-      rank_info: this rank.
-
-    Raises:
-      ForeignKeysError: there are such keys.
     """
     for update, (table, all_keys, rows, _, num_without_row, _) in zip(updates, by_row, strict=True):
         if update.of_gradient or not num_without_row or not table.owner.is_strict:
@@ -80,18 +69,13 @@ def refuse_foreign_keys(
 def refuse_foreign_write(
     table: EmbeddingTable, keys: Array, rank_info: RankInfo, what: str
 ) -> None:
-    """Raises if keys to which a program gives rows belong to other ranks and have no row here.
+    """Raises ForeignKeysError if a write has keys of other ranks that have no row here.
 
-    No rank can tell what the others write, and one may write alone: so keys of others are refused
-    although all ranks might have been given the same ones.
+    They are refused even if all ranks write the same keys, as no rank knows what others write.
 
     Args:
       keys: (n,) of the table's key type, on its device.
-      rank_info: this rank.
       what: the program's call, for the error.
-
-    Raises:
-      ForeignKeysError: there are such keys.
     """
     if not table.owner.is_strict or rank_info.size == 1:
         return
@@ -110,15 +94,14 @@ def refuse_foreign_write(
 def refuse_keys_on_several_ranks(
     tables: Iterable[EmbeddingTable], comm: Communicator, what: str
 ) -> None:
-    """Raises on all ranks if a key has rows on several, before they are saved. All must call it.
+    """Raises on all ranks if a key has rows on several, before tables are saved. All must call it.
 
-    What was saved would have such a key twice, with different rows. Other keys that are on another
-    rank than their owner's are saved, and the logger "sok_lite" says of them. Tables whose ranks
-    may each have any key are not looked at.
+    A checkpoint would have such a key twice, with different rows. Other foreign keys are saved, and
+    the logger "sok_lite" warns of them. Tables whose ranks may each have any key are not checked.
 
     Args:
       tables: the same on all ranks.
-      what: saves them, for the error.
+      what: the program's call, for the error.
 
     Raises:
       ForeignKeysError: there are such keys; all ranks raise the same.
@@ -139,9 +122,9 @@ def refuse_keys_on_several_ranks(
 
 
 def warn_of_foreign_keys(tables: Iterable[EmbeddingTable], comm: Communicator) -> None:
-    """Has the logger "sok_lite" say of keys that are on this rank and owned by others.
+    """Logs a warning for keys on this rank that others own, without communication.
 
-    Not of tables whose ranks may each have any key. It does not communicate.
+    Tables whose ranks may each have any key are not checked.
     """
     ranks = RankInfo(comm.rank, comm.size)
     for table in tables:
@@ -150,7 +133,7 @@ def warn_of_foreign_keys(tables: Iterable[EmbeddingTable], comm: Communicator) -
 
 
 def _warn(table: EmbeddingTable, keys: np.ndarray, ranks: RankInfo) -> None:
-    """Says that this rank has keys (n,) int64 of a table that others own, if any."""
+    """Logs a warning if this rank has foreign keys of a table; keys: (n,) int64 of the host."""
     if keys.size:
         _, example = _foreign(table, table.backend.from_host(keys), ranks)
         _log.warning(
@@ -161,7 +144,7 @@ def _warn(table: EmbeddingTable, keys: np.ndarray, ranks: RankInfo) -> None:
 
 
 def _foreign_keys(table: EmbeddingTable, ranks: RankInfo) -> np.ndarray:
-    """Returns the keys of a table, which is held, that other ranks own: (n,) int64 on the host."""
+    """Returns the keys of a locked table that other ranks own, (n,) int64 on the host."""
     parts = [np.empty(0, np.int64)]
     for first in range(0, table.index.num_slots, _SLOTS):
         keys = table.index.entries(first, _SLOTS).keys
@@ -171,7 +154,7 @@ def _foreign_keys(table: EmbeddingTable, ranks: RankInfo) -> np.ndarray:
 
 
 def _check_once(table: EmbeddingTable, foreign: np.ndarray, comm: Communicator, what: str) -> None:
-    """Raises on all ranks if a key of a table is on several: its owner is told of it, and looks.
+    """Raises on all ranks if a key of a table is on several, by asking the owners of foreign keys.
 
     Args:
       foreign: (n,) int64, the keys of this rank that others own.
@@ -180,19 +163,19 @@ def _check_once(table: EmbeddingTable, foreign: np.ndarray, comm: Communicator, 
     owners = table.owner.owners(foreign, comm.size, kind)
     by_owner = foreign[np.argsort(owners, kind="stable")]
     splits = np.bincount(owners, minlength=comm.size)
-    told = comm.alltoallv(by_owner, splits, call="foreign keys")
-    wanted = backend.from_host(kind.from_int64(np, told.rows))
+    asked = comm.alltoallv(by_owner, splits, call="foreign keys")
+    wanted = backend.from_host(kind.from_int64(np, asked.rows))
     is_here = together(comm, lambda: backend.to_host(table.contains(wanted)))
-    distinct, num_told = np.unique(told.rows, return_counts=True)
-    repeated = distinct[np.isin(distinct, told.rows[is_here]) | (num_told > 1)]
+    distinct, num_asked = np.unique(asked.rows, return_counts=True)
+    repeated = distinct[np.isin(distinct, asked.rows[is_here]) | (num_asked > 1)]
     counts = comm.allgatherv(np.array([repeated.size]), call="foreign keys").rows
     if not counts.any():
         return
     example = ""
     if repeated.size:
         key = repeated[:1]
-        holders = [rank for rank, keys in enumerate(told.by_rank()) if key in keys]
-        holders += [comm.rank] * bool(np.isin(key, told.rows[is_here]))
+        holders = [rank for rank, keys in enumerate(asked.by_rank()) if key in keys]
+        holders += [comm.rank] * bool(np.isin(key, asked.rows[is_here]))
         on = ", ".join(map(str, sorted(holders)))
         example = f"{kind.from_int64(np, key)[0]}, of rank {comm.rank}, on ranks {on}"
     texts = comm.allgatherv(np.frombuffer(example.encode(), np.uint8), call="foreign keys")
@@ -206,7 +189,7 @@ def _check_once(table: EmbeddingTable, foreign: np.ndarray, comm: Communicator, 
 
 
 def _foreign(table: EmbeddingTable, keys: Array, rank_info: RankInfo) -> tuple[int, str]:
-    """Returns how many of some keys (n,) int64 other ranks own, and names one of them."""
+    """Returns how many of the keys, (n,) int64, other ranks own, and one of them as text."""
     rank, size = rank_info
     owners = table.owner.owners(keys, size, table.key_dtype, table.backend.xp)
     foreign = owners != rank

@@ -1,8 +1,8 @@
-"""The 64-bit hash of a key on the host, the same numbers as kernels/hash.cuh, and its seeds.
+"""The 64-bit hash of keys, equal to that of kernels/hash.cuh, and its seeds.
 
-Keys are what users of a service send: with one hash for all, somebody could choose keys that all
-collide in an index. So each index hashes its keys with a secret seed of its own. What must be equal
-on all ranks has none: the owner of a key, its initial values, whether it is admitted.
+Users of a service choose keys, and could choose some that all collide in an index. So each index
+has a secret random seed. What must be equal on all ranks has none: the owner of a key, its initial
+values, whether it is admitted.
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.engine.dtypes import is_integer
 
-# The last bits of a seed are 0: a kernel finds there how many segments there are (slots.cuh).
+# The last bits of a seed are 0: kernels keep the number of segments there (slots.cuh).
 _FREE_BITS = 5
 _SEED_BITS = 63 - _FREE_BITS
 _VARIABLE = "SOK_LITE_HASH_SEED"
@@ -24,11 +24,11 @@ _fixed: int | None = None
 
 
 def hash_keys(keys: Array, seed: int = 0) -> Array:
-    """Returns the hash of every key, (n,) uint64, by the finaliser of MurmurHash3.
+    """Returns MurmurHash3's finaliser of `keys ^ seed`, (n,) uint64.
 
     Args:
       keys: (n,) int64, of NumPy or CuPy.
-      seed: bits that are flipped in each key before it is hashed, from 0 to 2**63 - 1.
+      seed: from 0 to 2**63 - 1.
     """
     h = keys.view(np.uint64) ^ np.uint64(seed)
     # In-place array arithmetic wraps silently; NumPy warns for scalars only.
@@ -41,28 +41,23 @@ def hash_keys(keys: Array, seed: int = 0) -> Array:
 
 
 def fix_seed(seed: int | None) -> None:
-    """Fixes the seed of every index that is made from now on; None: seeds are random again.
-
-    Raises:
-      TypeError: not an integer.
-      ValueError: it is not from 0 to 2**58 - 1.
-    """
+    """Fixes the seed of every index made from now on, as `checked_seed`; None: random again."""
     global _fixed
     _fixed = None if seed is None else checked_seed("`hash_seed`", seed)
 
 
 def new_seed() -> int:
-    """Returns the seed of a new index: the one that is fixed, else a random one.
+    """Returns the seed of a new index: the fixed one, else a random one.
 
     Raises:
-      ValueError: SOK_LITE_HASH_SEED is not such a number.
+      ValueError: SOK_LITE_HASH_SEED is no seed.
     """
     fixed = _fixed_seed()
     return (secrets.randbits(_SEED_BITS) if fixed is None else fixed) << _FREE_BITS
 
 
 def seed_after(seed: int) -> int:
-    """Returns another seed, for an index whose keys collide; a random one unless one is fixed."""
+    """Returns the next seed of an index whose keys collide; a random one unless it is fixed."""
     if _fixed_seed() is None:
         return new_seed()
     return int(hash_keys(np.array([seed], np.int64), 1)[0]) >> 6 << _FREE_BITS
@@ -99,7 +94,7 @@ def _seed_of_environment() -> int | None:
 
 
 def checked_seed(name: str, seed: Any) -> int:
-    """Returns the number of a seed, which errors call `name`.
+    """Returns a seed as an int; errors call it `name`.
 
     Raises:
       TypeError: not an integer.

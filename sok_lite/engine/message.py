@@ -16,15 +16,15 @@ from sok_lite.comm.gpu_transport import no_lookup, other_lookup
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 from sok_lite.engine.failure import reason_in
 
-# A message of rows is sent as rows of two int64: what transports count are these.
-_WORDS = 2
-LINE_BYTES = 8 * _WORDS
+# Transports send and count lines of two int64.
+_LINE_WORDS = 2
+LINE_BYTES = 8 * _LINE_WORDS
 
 
 def keys_with_headers(
     sorted_keys: np.ndarray, send_counts: np.ndarray, tag: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the message of keys (n,), in the order in which they are sent, and its splits."""
+    """Returns the message of keys (n,) that are sorted by rank, and its splits."""
     size, num_tables = send_counts.shape
     num_keys = send_counts.sum(axis=1)
     message = np.empty(len(sorted_keys) + size * (2 + num_tables), np.int64)
@@ -58,7 +58,7 @@ def keys_without_headers(
         recv_counts[rank] = part[2 : 2 + num_tables]
     ends = begin[:-1, None] + 2 + num_tables + np.cumsum(recv_counts, axis=1)
     lengths = recv_counts.T.reshape(-1)
-    # Each piece of the message moves by as much as it lies elsewhere among the keys.
+    # How far the keys of each table and rank move from the message to the result.
     shifts = (ends - recv_counts).T.reshape(-1) - split_offsets(lengths)[:-1]
     index = np.repeat(shifts, lengths)
     index += np.arange(len(index))
@@ -66,58 +66,57 @@ def keys_without_headers(
 
 
 class RowMessage(NamedTuple):
-    """Where the rows of all tables lie in a message, and how to copy them in and out.
+    """The layout of a message of rows of all tables: copies rows in and out.
 
     Attributes:
-      backend: where rows and messages are.
       row_bytes: of each table.
       num_rows: of each table, of all ranks together.
-      splits: (size,) int64, rows of the message for each rank, as transports count them.
-      ways: (num_tables, 3 * size + 1) int64: of each table the rows of the ranks before each one
-        and of all, the byte at which its section of each rank begins, and where its rows of each
-        rank begin in `order`.
-      order: the rows of all tables in the order in which they are sent, numbered one table after
-        the other; None: those of a table as they lie, rank by rank.
+      splits: (size,) int64, lines of the message for each rank.
+      offsets: (num_tables, 3 * size + 1) int64, per table: the offsets of the ranks' rows in the
+        table's array, of the ranks' sections in the message in bytes, and of the ranks' rows in
+        `order`.
+      order: (n,) int32, the indices of the rows of all tables in the order in which they are sent;
+        None: those of a table as they are, rank by rank.
     """
 
     backend: Backend
     row_bytes: list[int]
     num_rows: list[int]
     splits: np.ndarray
-    ways: Array
+    offsets: Array
     order: Array | None
 
     @staticmethod
-    def of(
+    def layout(
         backend: Backend, counts: np.ndarray, row_bytes: Sequence[int], order: Array | None
     ) -> "RowMessage":
-        """Returns the message of `counts` (size, num_tables) rows."""
+        """Returns the layout for `counts` (size, num_tables) rows."""
         lines = -(-counts * np.array(row_bytes, np.int64) // LINE_BYTES)
         sections = LINE_BYTES * split_offsets(lines.reshape(-1))[:-1].reshape(counts.shape)
         in_order = split_offsets(counts.reshape(-1))[:-1].reshape(counts.shape)
-        before = np.zeros((len(counts) + 1, counts.shape[1]), np.int64)
-        np.cumsum(counts, axis=0, out=before[1:])
-        ways = backend.from_host(np.concatenate([before, sections, in_order]).T)
-        num_rows = before[-1].tolist()
-        return RowMessage(backend, list(row_bytes), num_rows, lines.sum(axis=1), ways, order)
+        in_array = np.zeros((len(counts) + 1, counts.shape[1]), np.int64)
+        np.cumsum(counts, axis=0, out=in_array[1:])
+        offsets = backend.from_host(np.concatenate([in_array, sections, in_order]).T)
+        num_rows = in_array[-1].tolist()
+        return RowMessage(backend, list(row_bytes), num_rows, lines.sum(axis=1), offsets, order)
 
-    def packed(self, arrays: Sequence[Array]) -> Array:
-        """Returns the message of rows, (n, 2) int64, from an array for each table."""
+    def pack(self, arrays: Sequence[Array]) -> Array:
+        """Returns the message, (n, 2) int64, of the rows of one array per table."""
         xp = self.backend.xp
-        message = xp.empty((int(self.splits.sum()), _WORDS), np.int64)
+        message = xp.empty((int(self.splits.sum()), _LINE_WORDS), np.int64)
         self._copy("exchange_pack", [xp.ascontiguousarray(each) for each in arrays], message)
         return message
 
     def unpack(self, message: Array, arrays: Sequence[Array]) -> None:
-        """Copies the rows of a message into a C-contiguous array for each table."""
+        """Copies the rows of a message into one C-contiguous array per table."""
         self._copy("exchange_unpack", arrays, message)
 
     def _copy(self, kernel: str, arrays: Sequence[Array], message: Array) -> None:
-        order, size, first, parts = self.order, len(self.splits), 0, []
+        size, first, parts = len(self.splits), 0, []
         content = _bytes(message)
         for t, (array, n) in enumerate(zip(arrays, self.num_rows, strict=True)):
             if array.size:
-                place = (order, first, self.ways, t, size)
+                place = (self.order, first, self.offsets, t, size)
                 parts.append(Work(n, (_bytes(array), self.row_bytes[t], *place, content, n)))
             first += n
         self.backend.launch_parts(kernel, parts)

@@ -1,4 +1,4 @@
-"""The owner rank of a key: each table has one rule, for lookups, loading and tools."""
+"""The owner of a key: the rank that stores its row, by one rule per table."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.ragged import items_of_tables, numbers_of_tables
+from sok_lite.backend.ragged import items_of_tables, repeat_values
 from sok_lite.engine.dtypes import KeyDtype, is_integer, key_dtype
 from sok_lite.engine.hashing import hash_keys
 
 
 class OwnerRule(ABC):
-    """Says which rank owns each key of a table: the same on every rank, backend and machine.
+    """A sharding rule: the owner of each key of a table, on every rank, backend and machine.
 
-    A rule is a value: it never changes, and equal rules give equal owners.
+    A rule is immutable, and equal rules give equal owners.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name by which ranks compare rules: different rules have different names."""
+        """A unique name, by which ranks compare rules."""
 
     @property
     def only_rank(self) -> int | None:
@@ -31,7 +31,7 @@ class OwnerRule(ABC):
 
     @property
     def is_strict(self) -> bool:
-        """Whether it is an error if a rank has a key of another owner."""
+        """Whether a rank must not have keys of other owners."""
         return True
 
     @property
@@ -41,30 +41,27 @@ class OwnerRule(ABC):
 
     @abstractmethod
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
-        """Returns the rank that owns each key.
+        """Returns the owner of each key, (n,) int32 in [0, size), in new memory.
 
         Args:
-          keys: (n,) int64; those of uint64 tables as their bit pattern.
+          keys: (n,) int64; those of uint64 tables as bit patterns.
           size: number of ranks.
           kind: key type of the table.
-          xp: NumPy, or CuPy if the keys are its own.
-
-        Returns:
-          (n,) int32, each in [0, size), new memory.
+          xp: NumPy or CuPy, of the keys.
 
         Raises:
           ValueError: the rule has no owner among so many ranks.
         """
 
-    def reading(self, kind: KeyDtype | str) -> str:
-        """Returns the key type as which keys are read: owners of all tables with the same one and
-        the same rule are computed together."""
+    def equivalent_key_type(self, kind: KeyDtype | str) -> str:
+        """Returns a key type with the same owners: tables that share it and the rule are computed
+        together."""
         return kind if isinstance(kind, str) else kind.name
 
 
 @dataclass(frozen=True)
 class KeyModRanks(OwnerRule):
-    """key mod ranks, never negative; uint64 keys are divided as unsigned numbers."""
+    """key mod ranks, never negative; uint64 keys as unsigned numbers."""
 
     @property
     def name(self) -> str:
@@ -79,23 +76,21 @@ class KeyModRanks(OwnerRule):
 
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         if size & (size - 1) == 0:
-            # The low bits are the floor mod of signed and unsigned numbers alike, without a
-            # division.
+            # The low bits: the floor mod of signed and unsigned numbers, without a division.
             return (keys & np.int64(size - 1)).astype(np.int32)
-        if self.reading(kind) == "uint64":
+        if self.equivalent_key_type(kind) == "uint64":
             return (keys.view(np.uint64) % np.uint64(size)).astype(np.int32)
         return (keys % np.int64(size)).astype(np.int32)  # of the sign of size: -1 mod 3 is 2
 
-    def reading(self, kind: KeyDtype | str) -> str:
-        return "uint64" if super().reading(kind) == "uint64" else "int64"
+    def equivalent_key_type(self, kind: KeyDtype | str) -> str:
+        return "uint64" if super().equivalent_key_type(kind) == "uint64" else "int64"
 
 
 @dataclass(frozen=True)
 class HashOfKey(OwnerRule):
-    """Spreads keys that `KeyModRanks` would crowd on one rank.
+    """((h >> 32) * ranks) >> 32, h the 64-bit hash of the key: spreads keys with common factors.
 
-    With h the 64-bit hash of the key (kernels/hash.cuh) it is ((h >> 32) * ranks) >> 32. That looks
-    at the high half of h, the tables' slots at the low bits, so a rank's keys still spread over its
+    It uses the high half of h, slots of tables use the low bits: a rank's keys spread over its
     slots.
     """
 
@@ -107,17 +102,13 @@ class HashOfKey(OwnerRule):
         high = hash_keys(keys) >> np.uint64(32)
         return ((high * np.uint64(size)) >> np.uint64(32)).astype(np.int32)
 
-    def reading(self, kind: KeyDtype | str) -> str:
+    def equivalent_key_type(self, kind: KeyDtype | str) -> str:
         return "int64"  # the hash is one of bits
 
 
 @dataclass(frozen=True)
 class OneRank(OwnerRule):
-    """One rank owns all keys.
-
-    Attributes:
-      rank: its number, from 0 on. Whether there is such a rank is known where the ranks are.
-    """
+    """One rank owns all keys; `owners` checks that there is such a rank."""
 
     rank: int
 
@@ -146,13 +137,13 @@ class OneRank(OwnerRule):
 
 @dataclass(frozen=True)
 class FunctionOfKeys(OwnerRule):
-    """A function of the keys chooses the owners.
+    """A function computes the owners.
 
     Attributes:
-      label: its name: ranks cannot compare functions. Different functions need different labels.
-      function: hashable; (keys in the table's key type, number of ranks) -> (n,) integers, the
-        owners in [0, ranks); of NumPy or CuPy as the keys are, which are its own to change. The
-        owner of a key must be the same on every rank, and must not depend on the other keys.
+      label: names the function, as ranks cannot compare functions.
+      function: hashable; (keys in the table's key type, number of ranks) -> (n,) integers in
+        [0, ranks), of NumPy or CuPy as the keys. It may change the keys in place. The owner of a
+        key must be the same on every rank, and must not depend on the other keys.
     """
 
     label: str
@@ -178,7 +169,7 @@ class FunctionOfKeys(OwnerRule):
 
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         kind = key_dtype(kind) if isinstance(kind, str) else kind
-        # A copy: the keys go on to their owners, also where the function works in place.
+        # A copy: the function may work in place, and the keys are still needed.
         owners = xp.asarray(self.function(xp.array(kind.from_int64(xp, keys)), size))
         if owners.shape != keys.shape or owners.dtype.kind not in "iu":
             raise ValueError(
@@ -195,11 +186,7 @@ class FunctionOfKeys(OwnerRule):
 
 @dataclass(frozen=True)
 class AlsoLocal(OwnerRule):
-    """Another rule for lookups over ranks; in calls of one rank alone, it may have any key.
-
-    Attributes:
-      rule: the rule for lookups over ranks.
-    """
+    """A rule for lookups over ranks; in calls of one rank alone, that rank may have any key."""
 
     rule: OwnerRule
 
@@ -218,8 +205,8 @@ class AlsoLocal(OwnerRule):
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         return self.rule.owners(keys, size, kind, xp)
 
-    def reading(self, kind: KeyDtype | str) -> str:
-        return self.rule.reading(kind)
+    def equivalent_key_type(self, kind: KeyDtype | str) -> str:
+        return self.rule.equivalent_key_type(kind)
 
 
 MOD = KeyModRanks()
@@ -227,11 +214,7 @@ HASH = HashOfKey()
 
 
 def _checked_rank(rule: OwnerRule, size: int) -> int:
-    """Returns the rank that owns all keys of a table, 0 where the owner depends on the key.
-
-    Raises:
-      ValueError: there are not so many ranks.
-    """
+    """Returns `only_rank`, or 0 if there is none; ValueError: there are not so many ranks."""
     rank = rule.only_rank or 0
     if rank >= size:
         raise ValueError(
@@ -249,21 +232,16 @@ def owners(
     kinds: Sequence[KeyDtype | str],
     rules: Sequence[OwnerRule],
 ) -> Array:
-    """Returns the owner rank of every key of several tables.
+    """Returns the owners of the keys of several tables, (n,) int32 in new memory.
 
-    The number of array operations depends on the number of different rules, not of tables; tables
-    that are all on one rank add none.
+    The number of array operations depends on the number of different rules, not of tables, and
+    `OneRank` adds none.
 
     Args:
-      backend: where the keys are.
-      keys: (n,) int64, those of each table one after the other.
-      sizes: (num_tables,) how many each table has.
+      keys: (n,) int64, table by table.
+      sizes: (num_tables,) keys of each table.
       size: number of ranks.
-      kinds: key type of each table.
-      rules: of each table.
-
-    Returns:
-      (n,) int32, new memory.
+      kinds, rules: of each table.
 
     Raises:
       ValueError: the only owner of a table is no rank, or a function returns other than one rank
@@ -271,14 +249,14 @@ def owners(
     """
     ranks = [_checked_rank(rule, size) for rule in rules]
     rule_of_table = [
-        None if rule.only_rank is not None else (rule, rule.reading(kind))
+        None if rule.only_rank is not None else (rule, rule.equivalent_key_type(kind))
         for rule, kind in zip(rules, kinds, strict=True)
     ]
     different = list(dict.fromkeys(rule_of_table))
     if len(different) == 1 and different[0] is not None:
         rule, kind = different[0]
         return rule.owners(keys, size, kind, backend.xp)
-    result = numbers_of_tables(backend, np.array(ranks, np.int32), sizes)
+    result = repeat_values(backend, np.array(ranks, np.int32), sizes)
     for each in different:
         if each is not None:
             rule, kind = each

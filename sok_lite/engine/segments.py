@@ -1,7 +1,7 @@
-"""Items of equal labels, for all tables of a call at once: groups, and sums of their rows.
+"""Groups of items with equal labels, and sums of their rows, for all tables of a call at once.
 
-The items of the tables lie one after another: `begin`, (T + 1,) on the host, has the first item of
-each table. The number of launches does not depend on the number of tables.
+The items of the tables lie end to end; `begin`, (num_tables + 1,) on the host, has the offsets of
+the tables. The number of launches does not depend on the number of tables.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from sok_lite.backend.ragged import new_results, split_offsets
 from sok_lite.engine.sort import sort_items
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
-_TASK_ITEMS = 1024  # of the least that is worth a task of its own
+_TASK_ITEMS = 1024  # fewer are not worth a task of their own
 
 
 class Groups(NamedTuple):
-    """The items of each group: `order[offsets[g]:offsets[g + 1]]`, ascending.
+    """The items of group g: `order[offsets[g]:offsets[g + 1]]`, ascending.
 
     Attributes:
       offsets: (num_groups + 1,) int64.
       order: (n,) int32.
       labels: (n,) int32, the group of each item.
-      begin: (T + 1,) int64 on the host, where the items of each table start.
-      starts: (T + 1,) int64 on the host, where its groups start.
+      begin, starts: (num_tables + 1,) int64 on the host, the offsets of the tables' items and of
+        their groups.
     """
 
     offsets: Array
@@ -37,9 +37,7 @@ class Groups(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The summands of the groups of tables.
-
-    Item i of table t adds `weights[t][i] * sources[t][rows[t][i]]`.
+    """The summands of groups: item i of table t adds `weights[t][i] * sources[t][rows[t][i]]`.
 
     Attributes:
       sources: of each table (m, dim) float32, C-contiguous.
@@ -60,12 +58,11 @@ def group(
     begin: Sequence[int] | np.ndarray,
     starts: Sequence[int] | np.ndarray,
 ) -> Groups:
-    """Lists the items of each label, ascending within a group. It waits for nothing.
+    """Lists the items of each label, ascending. It does not wait for the device.
 
     Args:
       labels: (n,) int32; those of table t are in [starts[t], starts[t + 1]).
-      begin: (T + 1,), where the items of each table start.
-      starts: (T + 1,), where the labels of each table start.
+      begin, starts: (num_tables + 1,), see `Groups`.
     """
     xp = backend.xp
     n = labels.size
@@ -90,18 +87,16 @@ def group(
 def segment_sums(
     backend: Backend, groups: Groups, terms: Terms, out: Sequence[Array] | None = None
 ) -> Sequence[Array]:
-    """Sums the rows of each group, in ascending order of its items. It waits for nothing.
+    """Sums the terms of each group, in ascending order of its items. It does not wait.
 
     Sums are taken in pieces of 32 items: a long sum is as exact as a short one and computed by many
     threads, and its bits do not depend on the processor or the number of threads.
 
     Args:
-      groups: of T tables.
-      terms: the summands of each table.
-      out: (groups of the table, dim) float32 of each, to write into; None: new memory.
+      out: (groups of the table, dim) float32 of each table, to write into; None: new memory.
 
     Returns:
-      One (groups of the table, dim) float32 array for each table; a group without items is zeros.
+      One (groups of the table, dim) float32 array per table; a group without items is zeros.
     """
     num_items = groups.begin[1:] - groups.begin[:-1]
     num_groups = groups.starts[1:] - groups.starts[:-1]
@@ -125,32 +120,25 @@ def segment_sums(
             *(source, dim, rows, weights, groups.offsets, groups.order, groups.labels),
             *(start, count, begin, size, scratch[piece:] if size >= _PIECE else None, sums),
         )
-        # A few groups may have many items: the work is worth as many threads as there are items.
+        # The larger number: a few groups may have many items, which are worth more threads.
         summing.append(Work(max(count, size), arguments))
         if size > _PIECE:
             adding.append(Work(size, arguments))
-    # One after the other: the pieces are sums.
+    # The second launch adds the sums of pieces.
     backend.launch_parts("segment_sums", summing)
     backend.launch_parts("segment_add_pieces", adding)
     return out
 
 
-def segment_sum(
-    backend: Backend,
-    rows: Array,
-    inverse: Array,
-    num_unique: int,
-) -> Array:
+def segment_sum(backend: Backend, rows: Array, inverse: Array, num_unique: int) -> Array:
     """Sums `rows[j]` over the items j with `inverse[j] == u`, in ascending order, for every u.
 
     Args:
-      backend: where the arrays live.
       rows: (n, dim) float32, C-contiguous.
       inverse: (n,) int32, each in [0, num_unique).
-      num_unique: u.
 
     Returns:
-      (u, dim) float32; a row that no item belongs to is zeros.
+      (num_unique, dim) float32; zeros where no item belongs.
     """
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
     return segment_sums(backend, groups, Terms([rows]))[0]

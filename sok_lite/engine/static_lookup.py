@@ -10,12 +10,11 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.ragged import numbers_of_tables, split, split_offsets
+from sok_lite.backend.ragged import repeat_values, split, split_offsets
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.batch_pooling import send_batch
-from sok_lite.engine.exchange import Route
+from sok_lite.engine.exchange import AllToAllPlan, dispatch_keys
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.static_table import StaticTable
@@ -29,12 +28,12 @@ class Asked(NamedTuple):
         they may repeat.
       numbers: for each table, (its keys,) integers, the position of each key's row among those that
         return.
-      route: of the exchange, by which the rows return.
+      plan: of the exchange, by which the rows return.
     """
 
     places: list[Array]
     numbers: list[Array]
-    route: Route
+    plan: AllToAllPlan
 
 
 def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
@@ -50,19 +49,19 @@ def ask(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Asked:
     """
     tables, sizes = cast(list[StaticTable], batch.tables), batch.layout.sizes
     with shared_failure(comm):
-        count = wrong_splits(backend, batch.splits_of_parts(), sizes)
+        count = wrong_splits(backend, batch.splits_per_feature(), sizes)
         num_rows = backend.from_host(np.array([table.num_rows for table in tables], np.int64))
-        table_of_key = numbers_of_tables(backend, np.arange(len(tables)), sizes)
+        table_of_key = repeat_values(backend, np.arange(len(tables)), sizes)
         is_outside = batch.keys >= backend.xp.take(num_rows, table_of_key)
         count += (is_outside | (batch.keys < 0)).sum()
-    sent = send_batch(backend, comm, batch, tag, Check(count, partial(check, batch)))
+    sent = dispatch_keys(backend, comm, batch, tag, Check(count, partial(check, batch)))
     with failure_known_to_all(comm):
-        num_received = sent.route.num_received
+        num_received = sent.plan.num_received
         strides = np.array([table.stride(comm.size) for table in tables], np.int64)
-        places = sent.received // numbers_of_tables(backend, strides, num_received)
-        first = split_offsets(sent.route.num_sent)[:-1]
-        numbers = sent.inverse - numbers_of_tables(backend, first, sizes)
-        return Asked(split(places, num_received), split(numbers, sizes), sent.route)
+        places = sent.received // repeat_values(backend, strides, num_received)
+        first = split_offsets(sent.plan.num_sent)[:-1]
+        numbers = sent.inverse - repeat_values(backend, first, sizes)
+        return Asked(split(places, num_received), split(numbers, sizes), sent.plan)
 
 
 def check(batch: Batch) -> None:

@@ -49,7 +49,7 @@ class Drawing(NamedTuple):
     @staticmethod
     def of(launch: Launch, keys: Array) -> "Drawing":
         """Returns the launch of an initializer for `keys`."""
-        backend, arguments = launch.backend, launch.part.arguments
+        backend, arguments = launch.backend, launch.args.arguments
         kernel, num_arguments = backend.kernel(launch.kernel)
         words = backend.words_of(launch.kernel, arguments)
         takes_keys = any(each is keys for each in arguments)

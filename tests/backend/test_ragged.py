@@ -9,7 +9,7 @@ from sok_lite.backend.ragged import (
     contiguous,
     items_of_tables,
     new_results,
-    numbers_of_tables,
+    repeat_values,
     split,
     split_offsets,
 )
@@ -34,7 +34,7 @@ def test_items_get_the_numbers_of_their_tables(backend, sizes):
     numbers, sizes = np.arange(-3, 5 * len(sizes) - 3, 5), np.array(sizes)
     is_wanted = [t % 3 != 1 for t in range(len(sizes))]
     of_each, some = np.repeat(numbers, sizes), np.flatnonzero(np.repeat(is_wanted, sizes))
-    found = numbers_of_tables(backend, numbers, sizes), items_of_tables(backend, is_wanted, sizes)
+    found = repeat_values(backend, numbers, sizes), items_of_tables(backend, is_wanted, sizes)
     assert [backend.to_host(each).tolist() for each in found] == [of_each.tolist(), some.tolist()]
     # By the kernel, on a CPU too.
     ascending = [first + i for first, n in zip(numbers, sizes, strict=True) for i in range(n)]

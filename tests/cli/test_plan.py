@@ -130,7 +130,7 @@ def test_a_step_sends_what_is_planned(dtype):
         part = Part(table, keys, np.arange(keys.size + 1), None, "sum")
         _, context = forward_parts(CPU, comm, [part])
         grads = [np.ones((keys.size, dim), np.float32)]
-        lookup.backward(CPU, [(table, None, "sum")], grads, context)
+        lookup.backward(CPU, grads, context)
         return noted
 
     planned = sent([Need("a", batch, dim, dtype, 0)], ranks, batch)

@@ -86,9 +86,9 @@ def exchanged(backend, dim, dtype, at):
     ]
     row_bytes = [dim * dtypes[0].itemsize, (dim + 1) * 4]
     for places in on(backend, order, None):
-        message = RowMessage.of(backend, counts, row_bytes, places)
+        message = RowMessage.layout(backend, counts, row_bytes, places)
         results = [placed(backend, np.zeros(t.shape, t.dtype), at("out")) for t in tables]
-        message.unpack(message.packed(tables), results)
+        message.unpack(message.pack(tables), results)
         for table, result in zip(tables, results, strict=True):
             np.testing.assert_array_equal(backend.to_host(result), backend.to_host(table))
         yield from results

@@ -87,8 +87,7 @@ class Job:
         return forward_parts(self.backend, self.comm, parts)[1]
 
     def backward(self, context):
-        ways = [(table, self.weights, "mean") for table in self.tables]
-        return by_part(lookup.backward(self.backend, ways, self.grads, context))
+        return by_part(lookup.backward(self.backend, self.grads, context))
 
 
 # ---- calls: what each of them does before it is counted, and what is counted

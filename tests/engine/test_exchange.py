@@ -11,7 +11,7 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
-from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
+from sok_lite.engine.exchange import AllToAllPlan, return_rows, send_grads, send_keys
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, owners
 from tests.support.exchange_facts import (
     EDGE_KEYS,
@@ -170,9 +170,9 @@ def test_every_rank_gets_the_row_of_each_of_its_keys(size, keys, key_type, names
     def program(comm):
         mine = [np.array(table, np.int64) for table in keys[comm.rank]]
         rules = [rule_of(name, size) for name in names]
-        received, route = send(backend, comm, mine, [key_type] * 2, rules)
-        route = Route.of_told(backend, comm, route.told, route.order, route.num_sent)
-        rows = return_rows(route, [k.reshape(-1, 1).view(np.float32) for k in received])
+        received, plan = send(backend, comm, mine, [key_type] * 2, rules)
+        plan = AllToAllPlan.restore(backend, comm, plan.numbers, plan.order, plan.num_sent)
+        rows = return_rows(plan, [k.reshape(-1, 1).view(np.float32) for k in received])
         for got, wanted in zip(rows, mine, strict=True):
             np.testing.assert_array_equal(
                 got.view(np.uint32), wanted.reshape(-1, 1).view(np.uint32)
@@ -207,11 +207,11 @@ def test_number_of_collectives(monkeypatch):
 
     def program(comm):
         keys = [np.arange(10, dtype=np.int64)] * 3
-        recv_keys, route = send(backend, comm, keys, ["int64", "uint64", "int32"])
+        recv_keys, plan = send(backend, comm, keys, ["int64", "uint64", "int32"])
         return_rows(
-            route, [np.zeros((len(k), d), np.float32) for k, d in zip(recv_keys, dims, strict=True)]
+            plan, [np.zeros((len(k), d), np.float32) for k, d in zip(recv_keys, dims, strict=True)]
         )
-        send_grads(route, [np.zeros((10, d), np.float32) for d in dims])
+        send_grads(plan, [np.zeros((10, d), np.float32) for d in dims])
 
     assert count_collectives(monkeypatch, 2, program) == ["_alltoallv"] * 3
 
@@ -220,11 +220,11 @@ def test_one_rank_copies_nothing_and_sends_nothing(monkeypatch):
     comm, backend = SingleCommunicator(), get_backend("cpu")
     monkeypatch.setattr(comm, "alltoallv", None)
     keys, rows = np.arange(3), np.zeros((3, 2), np.float32)
-    recv_keys, route = send_keys(backend, comm, keys, [3], ["int64"], [MOD])
+    recv_keys, plan = send_keys(backend, comm, keys, [3], ["int64"], [MOD])
     assert recv_keys is keys
-    assert return_rows(route, [rows])[0] is rows
-    assert send_grads(route, [rows])[0] is rows
-    again = Route.of_told(backend, comm, route.told, route.order, route.num_sent)
+    assert return_rows(plan, [rows])[0] is rows
+    assert send_grads(plan, [rows])[0] is rows
+    again = AllToAllPlan.restore(backend, comm, plan.numbers, plan.order, plan.num_sent)
     assert again.send_counts.tolist() == [[3]]
 
 
@@ -233,8 +233,8 @@ def test_a_run_repeats_bit_for_bit():
     keys = np.random.default_rng(0).permutation(5000).astype(np.int64)
 
     def program(comm):
-        received, route = send(backend, comm, [keys, keys[:77]], ["int64"] * 2)
-        told = (route.told.tolist(), route.order.tolist())
+        received, plan = send(backend, comm, [keys, keys[:77]], ["int64"] * 2)
+        told = (plan.numbers.tolist(), plan.order.tolist())
         return [k.tolist() for k in received], told
 
     assert run_ranks(3, program) == run_ranks(3, program)
@@ -271,7 +271,7 @@ def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(ranks, trip):
         backend, keys = get_backend("cpu"), np.arange(2, dtype=np.int64)
         _, first = send(backend, comm, [keys], ["int64"])
         _, second = send(backend, comm, [keys], ["int64"])
-        first = Route.of_told(backend, comm, first.told, first.order, first.num_sent)
+        first = AllToAllPlan.restore(backend, comm, first.numbers, first.order, first.num_sent)
         with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
             trip(second if comm.rank == 1 else first, [np.zeros((2, 1), np.float32)])
 
@@ -290,10 +290,10 @@ def test_ranks_with_rows_of_other_formats_raise_on_all_ranks(ranks, trip, mine, 
     """Though they are equally long in bytes: what travels is bytes."""
 
     def program(comm):
-        _, route = send(get_backend("cpu"), comm, [np.arange(2), np.arange(2)], ["int64"] * 2)
+        _, plan = send(get_backend("cpu"), comm, [np.arange(2), np.arange(2)], ["int64"] * 2)
         rows = [np.zeros((2, dim), dtype) for dim, dtype in (theirs if comm.rank else mine)]
         with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
-            trip(route, rows)
+            trip(plan, rows)
 
     ranks(2, program)
 
@@ -329,9 +329,9 @@ def test_a_table_on_a_rank_that_there_is_not_is_refused_on_all_ranks(ranks):
 def test_a_route_of_another_number_of_keys_is_refused():
     def program(comm):
         backend = get_backend("cpu")
-        _, route = send(backend, comm, [np.arange(3)], ["int64"])
+        _, plan = send(backend, comm, [np.arange(3)], ["int64"])
         with pytest.raises(ValueError, match="route of 3 keys was expected. .* the order of 2"):
-            Route.of_told(backend, comm, route.told, route.order[1:], route.num_sent)
+            AllToAllPlan.restore(backend, comm, plan.numbers, plan.order[1:], plan.num_sent)
 
     run_ranks(2, program)
 
@@ -341,8 +341,8 @@ def test_numbers_of_a_route():
 
     def program(comm):
         keys = np.array([5, 2, 3] if comm.rank == 0 else [4], np.int64)
-        route = send(get_backend("cpu"), comm, [keys], ["int64"])[1]
-        return route.told.tolist(), route.order.tolist()
+        plan = send(get_backend("cpu"), comm, [keys], ["int64"])[1]
+        return plan.numbers.tolist(), plan.order.tolist()
 
     assert run_ranks(2, program) == [([2, 1, 1, 2, 1, 1], [1, 0, 2]), ([2, 1, 1, 0, 2, 0], [0])]
 

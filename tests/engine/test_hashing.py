@@ -227,9 +227,10 @@ def test_keys_that_are_chosen_against_no_seed_are_deduplicated_as_any_others(bac
         return []
 
     backend.packed = noting
-    found = unique(backend, backend.from_host(np.concatenate([keys, keys[::-1]])))
-    assert backend.to_host(found.unique_keys).tolist() == keys.tolist()
-    assert backend.to_host(found.inverse).tolist() == [*range(300), *reversed(range(300))]
+    given = backend.from_host(np.concatenate([keys, keys[::-1]]))
+    distinct, inverse = unique(backend, given)
+    assert backend.to_host(distinct).tolist() == keys.tolist()
+    assert backend.to_host(inverse).tolist() == [*range(300), *reversed(range(300))]
     # All would begin in one slot, and the last would look at 300.
     in_use = np.zeros(1200, bool)
     in_use[slots] = True

@@ -382,8 +382,7 @@ def gradient(backend, tables, keys, **options):
     parts = [Part(table, keys, splits, None, "sum", **options) for table in tables]
     _, context = forward_parts(backend, comm, parts)
     grads = [backend.xp.ones((keys.size, DIM), np.float32) for _ in tables]
-    ways = [(table, None, "sum") for table in tables]
-    return by_part(lookup.backward(backend, ways, grads, context))
+    return by_part(lookup.backward(backend, grads, context))
 
 
 @pytest.mark.parametrize("of_gradient", [False, True])

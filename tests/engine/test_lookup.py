@@ -56,8 +56,7 @@ def run(backend, comm, data, combiners, weighted, is_carried=False, dtype="float
     if is_carried:
         context = carried(backend, comm, parts, context)
     out_grads = [backend.from_host(grads) for _, _, grads in data]
-    ways = [(part.table, part.weights, part.combiner) for part in parts]
-    gradients = by_part(lookup.backward(backend, ways, out_grads, context))
+    gradients = by_part(lookup.backward(backend, out_grads, context))
     host = backend.to_host
     return (
         [host(o) for o in out],
@@ -131,7 +130,7 @@ def test_a_call_of_no_tables_has_a_context(backend, size):
         outputs, context = forward_parts(backend, comm, [])
         assert len(outputs) == 0
         context = carried(backend, comm, [], context)
-        assert by_part(lookup.backward(backend, [], [], context)) == []
+        assert by_part(lookup.backward(backend, [], context)) == []
 
     run_ranks(size, program)
 
@@ -159,7 +158,6 @@ def test_gradients_and_keys_are_written_where_they_are_wanted(backend, kinds):
     ]
     comm, xp = SingleCommunicator(), backend.xp
     _, context = forward_parts(backend, comm, parts)
-    ways = [(part.table, None, "mean") for part in parts]
     grads = [backend.from_host(each) for _, _, each in data]
     given = []
 
@@ -170,7 +168,7 @@ def test_gradients_and_keys_are_written_where_they_are_wanted(backend, kinds):
         given.append([xp.full(n, 7, KEY_TYPES[kind]) for n, kind in zip(sizes, kinds, strict=True)])
         return given
 
-    found = lookup.backward(backend, ways, grads, context, allocate)
+    found = lookup.backward(backend, grads, context, allocate)
     rows, keys = given
     for i, (ragged, _, its_grads) in enumerate(data):
         expected = key_gradients(ragged, its_grads, "mean", None)
@@ -335,7 +333,7 @@ def test_gradients_of_other_outputs_are_refused(backend, grads):
     part = Part(table, keys, splits, None, "sum")
     _, context = forward_parts(backend, SingleCommunicator(), [part])
     with pytest.raises(ValueError, match=r"must be float32 of shape \(2, 4\). Received"):
-        lookup.backward(backend, [(table, None, "sum")], [backend.from_host(grads)], context)
+        lookup.backward(backend, [backend.from_host(grads)], context)
 
 
 def test_gradients_with_gaps_are_taken(backend):
@@ -346,7 +344,7 @@ def test_gradients_with_gaps_are_taken(backend):
     part = Part(table, keys, splits, weights, "sum")
     outputs, context = forward_parts(backend, SingleCommunicator(), [part])
     np.testing.assert_array_equal(backend.to_host(outputs[0])[:, 0], [5 + 12, 15])
-    gradients = lookup.backward(backend, [(table, weights, "sum")], [grads], context)
+    gradients = lookup.backward(backend, [grads], context)
     (gradient,) = by_part(gradients)
     np.testing.assert_array_equal(backend.to_host(gradient.row_grads)[:, 0], [4, 2])
 
@@ -377,7 +375,7 @@ def test_a_context_knows_when_its_tables_gave_the_row_numbers(backend):
     table.lock = Lock()
     _, context = forward_parts(backend, SingleCommunicator(), [part])
     assert int(context.found[0, 0]) != table.row_epoch
-    np.testing.assert_array_equal(backend.to_host(context.pooling.sources[0])[:, 0], [5, 6])
+    np.testing.assert_array_equal(backend.to_host(context.sources[0])[:, 0], [5, 6])
 
 
 def test_row_splits_of_row_numbers(backend):

@@ -83,8 +83,7 @@ def steps(backend, comm, cases, cuts, tables=None):
             backend.from_host(case.out_grads(rows, step))
             for case, rows in zip(cases, shares, strict=True)
         ]
-        ways = [(part.table, part.weights, part.combiner) for part in parts]
-        gradients = by_part(lookup.backward(backend, ways, grads, context))
+        gradients = by_part(lookup.backward(backend, grads, context))
         updates = [
             Update(table, Adam(), table.key_dtype.from_int64(backend.xp, g.keys), g.row_grads)
             for table, g in zip(tables, gradients, strict=True)
@@ -298,7 +297,7 @@ def test_a_table_that_comes_twice_is_asked_at_its_owner(backend, ranks, owner):
             expected = (backend.to_host(part.keys) % 1000).astype(np.float32)
             np.testing.assert_array_equal(backend.to_host(out)[:, 0], expected)
         grads = [backend.xp.ones((n, 4), np.float32)] * 2
-        found = lookup.backward(backend, [(table, None, "sum")] * 2, grads, context)
+        found = lookup.backward(backend, grads, context)
         mine = {k for k in keys.tolist() if python_owner(k, comm.size, "int64", owner) == comm.rank}
         for each in by_part(found):
             sums = backend.to_host(each.row_grads)[:, 0].tolist()
@@ -372,8 +371,7 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
         count()
         _, context = forward_parts(backend, comm, parts)
         forward = count()
-        ways = [(part.table, part.weights, part.combiner) for part in parts]
-        lookup.backward(backend, ways, grads, context)
+        lookup.backward(backend, grads, context)
         return forward, count()
 
     forward, backward = FORWARD[num_tables], BACKWARD[num_tables]

@@ -17,7 +17,7 @@ TILE = 64
 @pytest.fixture(autouse=True)
 def small_tiles(backend, monkeypatch):
     """Few items have several tiles: each looks back at those before."""
-    monkeypatch.setattr(sort, "_SMALLEST", TILE)
+    monkeypatch.setattr(sort, "_LEAST_TILE_ITEMS", TILE)
     monkeypatch.setattr(sort, "_TILES", 16)
     yield
     if is_simulated(backend):

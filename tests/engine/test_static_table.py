@@ -44,7 +44,7 @@ def test_rows_come_from_their_owners_and_gradients_go_there(backend, size, by_tr
         found = ask(backend, comm, batch_for(backend, tables, asked[comm.rank]), 5)
         places = [backend.to_host(each) for each in found.places]
         read = [its[at] for its, at in zip(mine, places, strict=True)]
-        returned = return_rows(found.route, on(backend, *read))
+        returned = return_rows(found.plan, on(backend, *read))
         for its, answer, number, keys in zip(
             rows, returned, found.numbers, asked[comm.rank], strict=True
         ):
@@ -52,7 +52,7 @@ def test_rows_come_from_their_owners_and_gradients_go_there(backend, size, by_tr
             np.testing.assert_array_equal(answer[number], its[keys])
             assert len(answer) == len(np.unique(keys)) or comm.size == 1
         ones = on(backend, *(np.ones(each.shape, np.float32) for each in returned))
-        received = send_grads(found.route, ones)
+        received = send_grads(found.plan, ones)
         return places, [backend.to_host(each)[:, 0] for each in received]
 
     if by_transport:

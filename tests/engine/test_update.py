@@ -224,8 +224,7 @@ def gradients_of(backend, tables, keys, insert=True):
         )
         for table in tables
     ]
-    ways = [(table, None, "sum") for table in tables]
-    return by_part(lookup.backward(backend, ways, grads, context))
+    return by_part(lookup.backward(backend, grads, context))
 
 
 def mixed_tables(backend, count, dtypes=("float32", "float16", "bfloat16")):

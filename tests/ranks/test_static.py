@@ -9,7 +9,7 @@ import sok_lite as sok
 from sok_lite.bridge import job, static_lookup
 from sok_lite.comm import CommunicatorError, SingleCommunicator
 from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
-from sok_lite.engine.exchange import Route
+from sok_lite.engine.exchange import AllToAllPlan
 from tests.ranks.test_localized import share, to_ragged
 from tests.support.step_oracle import random_ragged
 
@@ -199,8 +199,8 @@ def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
     ("module", "name", "run"),
     [
         (static_lookup, "_read", lambda call: call),  # in a graph that is TensorFlow's
-        (Route, "of_told", lambda call: call),
-        (Route, "of_told", tf.function),
+        (AllToAllPlan, "restore", lambda call: call),
+        (AllToAllPlan, "restore", tf.function),
     ],
     ids=["read", "taken, eager", "taken, tf.function"],
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.ragged import split
-from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
+from sok_lite.engine.exchange import AllToAllPlan, return_rows, send_grads, send_keys
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
 
 I64 = np.iinfo(np.int64)
@@ -100,10 +100,10 @@ def send(backend, comm, keys, key_types, rules=None, tag=0):
     together = np.concatenate([np.zeros(0, np.int64), *keys])
     sizes = [len(each) for each in keys]
     rules = [MOD] * len(keys) if rules is None else rules
-    received, route = send_keys(
+    received, plan = send_keys(
         backend, comm, backend.from_host(together), sizes, key_types, rules, tag
     )
-    return split(received, route.num_received), route
+    return split(received, plan.num_received), plan
 
 
 def round_trip(comm, tables, silent=None, backend=None, repack=False):
@@ -111,7 +111,7 @@ def round_trip(comm, tables, silent=None, backend=None, repack=False):
     backend = backend or get_backend("cpu")
     mine = [keys_of(comm.rank, i, table, silent) for i, table in enumerate(tables)]
     rules = [rule_of(t.owner, comm.size) for t in tables]
-    recv_keys, route = send(backend, comm, mine, [t.key_type for t in tables], rules)
+    recv_keys, plan = send(backend, comm, mine, [t.key_type for t in tables], rules)
     expected = [
         expected_keys(comm.rank, comm.size, i, table, silent) for i, table in enumerate(tables)
     ]
@@ -121,14 +121,14 @@ def round_trip(comm, tables, silent=None, backend=None, repack=False):
             backend.to_host(keys), np.array([key for _, key in pairs], np.int64)
         )
     if repack:
-        assert route.told.dtype == np.int64
-        route = Route.of_told(backend, comm, route.told, route.order, route.num_sent)
+        assert plan.numbers.dtype == np.int64
+        plan = AllToAllPlan.restore(backend, comm, plan.numbers, plan.order, plan.num_sent)
 
     served = [
         stacked([row_of(k, i, t.dim, t.row_dtype) for _, k in pairs], t.dim, t.row_dtype)
         for i, (t, pairs) in enumerate(zip(tables, expected, strict=True))
     ]
-    rows = return_rows(route, [backend.from_host(rows) for rows in served])
+    rows = return_rows(plan, [backend.from_host(rows) for rows in served])
     for i, (got, table, keys) in enumerate(zip(rows, tables, mine, strict=True)):
         want = [row_of(int(key), i, table.dim, table.row_dtype) for key in keys]
         assert got.dtype == np.dtype(table.row_dtype)
@@ -140,7 +140,7 @@ def round_trip(comm, tables, silent=None, backend=None, repack=False):
         stacked([grad_of(comm.rank, int(k), i, t.dim) for k in keys], t.dim, np.float32)
         for i, (t, keys) in enumerate(zip(tables, mine, strict=True))
     ]
-    grads = send_grads(route, [backend.from_host(g) for g in mine_grads])
+    grads = send_grads(plan, [backend.from_host(g) for g in mine_grads])
     for i, (got, table, pairs) in enumerate(zip(grads, tables, expected, strict=True)):
         want = [grad_of(sender, key, i, table.dim) for sender, key in pairs]
         np.testing.assert_array_equal(backend.to_host(got), stacked(want, table.dim, np.float32))
@@ -155,10 +155,10 @@ def many_keys(comm, backend=None):
     rng = np.random.default_rng(comm.rank)
     backend = backend or get_backend("cpu")
     keys = rng.permutation(400_000)[:100_003].astype(np.int64) - 200_000
-    (recv_keys,), route = send(backend, comm, [keys], ["int64"])
+    (recv_keys,), plan = send(backend, comm, [keys], ["int64"])
     assert (backend.to_host(recv_keys) % comm.size == comm.rank).all()
     served = backend.to_host(recv_keys)[:, None] * np.array([1, -1]).astype(np.float32)
-    (rows,) = return_rows(route, [backend.from_host(served.astype(np.float32))])
+    (rows,) = return_rows(plan, [backend.from_host(served.astype(np.float32))])
     np.testing.assert_array_equal(
         backend.to_host(rows), (keys[:, None] * np.array([1, -1])).astype(np.float32)
     )

@@ -145,7 +145,7 @@ class Fleet:
             for each in asked
         ]
         grads = [each.astype(np.float32) for each in grads]
-        gradients = self._backward(self.backend, self.tables, asked, grads, context)
+        gradients = _backward(self.backend, grads, context)
         by_table = {}
         for i, (each, gradient) in enumerate(zip(asked, gradients, strict=True)):
             by_table.setdefault(each.part.number, []).append(i)
@@ -156,28 +156,12 @@ class Fleet:
                 np.testing.assert_allclose(row, total[key], rtol=1e-5, atol=1e-5 * size[key].max())
         for number in twins:
             places = by_table[number]
-            its = [asked[i] for i in places]
-            of_twin = self._backward(
-                *(self.twin_backend, self.twins, its, [grads[i] for i in places], twins[number])
-            )
+            given = [grads[i] for i in places]
+            of_twin = _backward(self.twin_backend, given, twins[number])
             for i, gradient in zip(places, of_twin, strict=True):
                 for one, other in zip(gradients[i], gradient, strict=True):
                     np.testing.assert_array_equal(one, other)
         self.gradients.append(_Gradients(by_table, [gradient[:2] for gradient in gradients]))
-
-    def _backward(self, backend, tables, asked, grads, context):
-        ways = []
-        for each in asked:
-            combiner, weights = _way(each)
-            if weights is not None:
-                weights = backend.from_host(step_oracle.flat(weights, np.float32)[0])
-            ways.append((tables[each.part.number], weights, combiner))
-        given = [backend.from_host(each) for each in grads]
-        gradients = lookup.backward(backend, ways, given, context)
-        return [
-            tuple(None if part is None else backend.to_host(part) for part in gradient)
-            for gradient in by_part(gradients)
-        ]
 
     def update(self, which=0, **options):
         """Updates rows by gradients that wait: of all tables at once, and of each twin alone."""
@@ -371,6 +355,15 @@ class Fleet:
         expected = step_oracle.outputs(asked.ragged, row_of, *given)
         sizes = step_oracle.outputs(asked.ragged, lambda key: abs(row_of(key)), *given)
         return expected, 1e-5 * max(1e-6, sizes.max(initial=0))
+
+
+def _backward(backend, grads, context):
+    given = [backend.from_host(each) for each in grads]
+    gradients = lookup.backward(backend, given, context)
+    return [
+        tuple(None if part is None else backend.to_host(part) for part in gradient)
+        for gradient in by_part(gradients)
+    ]
 
 
 def _way(asked):

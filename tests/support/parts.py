@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine import lookup
-from sok_lite.engine.batch import Batch, Layout
+from sok_lite.engine.batch import Batch, BatchLayout
 from sok_lite.engine.failure import shared_failure
 from sok_lite.engine.pooling import normalise_combiner
 
@@ -52,7 +52,7 @@ def batch_of(backend, parts):
     xp = backend.xp
     return Batch(
         tables,
-        Layout(
+        BatchLayout(
             tables,
             [normalise_combiner(part.combiner) for part in parts],
             [int(each.size) for each in keys],
@@ -78,8 +78,8 @@ def forward_parts(backend, comm, parts, tag=0):
 
 def carried(backend, comm, parts, context):
     """Returns the context of parts as their gradient gets it, from what the lookup told."""
-    told = (context.numbers(), context.rows, context.others(), context.pooling.sources)
-    return lookup.BackwardContext.of(backend, comm, batch_of(backend, parts), *told)
+    told = (context.numbers(), context.rows, context.arrays(), context.sources)
+    return lookup.BackwardContext.restore(backend, comm, batch_of(backend, parts), *told)
 
 
 def _joined(backend, arrays):

@@ -34,7 +34,7 @@ def plant(monkeypatch, tmp_path, compiled):
     monkeypatch.setattr(sources, "kernel_folder", lambda: folder)
     monkeypatch.setenv("SOK_LITE_CACHE", str(compiled))
     runtime.set_limits(idle=200_000)
-    monkeypatch.setattr(sort, "_SMALLEST", 64)
+    monkeypatch.setattr(sort, "_LEAST_TILE_ITEMS", 64)
     monkeypatch.setattr(sort, "_TILES", 16)
 
     def planted(name=None, old="", new=""):

@@ -76,17 +76,16 @@ def batches(size, step, parts, most_keys):
 
 def call(backend, comm, tables, parts, batch, is_carried=False):
     """A lookup and its gradient; gives of each part {key: row gradient}."""
-    asked, ways = [], []
+    asked = []
     for part, (ragged, weights, _) in zip(parts, batch, strict=True):
         table = tables[part.table]
         keys, splits = flat(ragged, table.key_dtype.name)
         weights = None if weights is None else flat(weights, np.float32)[0]
         asked.append(Part(table, *on(backend, keys, splits, weights), part.combiner))
-        ways.append((table, asked[-1].weights, part.combiner))
     _, context = forward_parts(backend, comm, asked)
     if is_carried:
         context = carried(backend, comm, asked, context)
-    gradients = lookup.backward(backend, ways, on(backend, *(g for *_, g in batch)), context)
+    gradients = lookup.backward(backend, on(backend, *(g for *_, g in batch)), context)
     return [
         dict(zip(*(backend.to_host(each).tolist() for each in gradient[:2]), strict=True))
         for gradient in by_part(gradients)
@@ -235,7 +234,7 @@ def sent_by_rank_0(told, backend, keys, parts=1, **options):
         part = Part(table, *on(backend, mine, np.array([0, len(mine)])), None, "sum")
         _, context = forward_parts(backend, comm, [part] * parts)
         grads = [backend.xp.ones((1, 6), np.float32)] * parts
-        lookup.backward(backend, [(table, None, "sum")] * parts, grads, context)
+        lookup.backward(backend, grads, context)
 
     told.clear()
     run_ranks(2, program)
