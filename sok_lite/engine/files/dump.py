@@ -40,6 +40,7 @@ from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.disk import sync_path
 from sok_lite.engine.files.increment import shards_to_continue
 from sok_lite.engine.files.item import (
     Item,
@@ -271,7 +272,7 @@ def _write_parts(
     """Writes and syncs this rank's parts of a checkpoint to disk. It does not communicate."""
     progress = Progress(report, sum(part.num_bytes for part in parts))
     shards = [write_part(part, begun.folder, chunk_bytes, progress) for part in parts]
-    manifest.sync_path(os.path.join(begun.folder, begun.data))
+    sync_path(os.path.join(begun.folder, begun.data))
     return shards
 
 

@@ -17,15 +17,8 @@ from urllib.parse import quote
 from sok_lite._version import __version__
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import lock as locks
-from sok_lite.engine.files.full_disk import naming_file
-from sok_lite.engine.files.shard import (
-    MAX_CHUNK_BYTES,
-    Written,
-    distinct,
-    open_file,
-    read_whole,
-    whole_of,
-)
+from sok_lite.engine.files.disk import naming_file, open_file, read_rest, read_whole, sync_path
+from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, distinct
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.content import checked_facts, number_of
 
@@ -245,7 +238,7 @@ def text_of(folder: str | os.PathLike[str]) -> tuple[bytes, float]:
     path = os.path.join(folder, NAME)
     try:
         with open_file(path) as file:
-            return whole_of(file, path, _MOST_BYTES), os.fstat(file.fileno()).st_mtime
+            return read_rest(file, path, _MOST_BYTES), os.fstat(file.fileno()).st_mtime
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(what_is_missing(folder)) from error
 
@@ -463,15 +456,6 @@ def publish(folder: str, text: str) -> None:
             os.close(number)
     os.replace(temporary, os.path.join(folder, NAME))
     sync_path(folder)
-
-
-def sync_path(path: str) -> None:
-    """Syncs a file, or the names of a folder's files, to disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _corrupt(path: str, reason: str) -> ValueError:

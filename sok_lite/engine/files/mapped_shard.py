@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
-from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.table_file import REMOVED, open_shard
 
 _system = ctypes.CDLL(None, use_errno=True)
@@ -52,7 +52,7 @@ class MappedShard:
     def __init__(self, facts: TableFacts, shard: Shard, folder: str) -> None:
         path, self._chunk_bytes = path_of(folder, shard), shard.written.chunk_bytes
         self.reader = open_shard(facts, shard, folder)
-        self.reader.forget()
+        self.reader.free_chunk()
         with open_file(path) as file:
             self._bytes = _mapped(file.fileno(), shard.written.num_bytes, path)
         self.keys, self.rows = self._tensor("keys"), self._tensor("values")
@@ -61,7 +61,7 @@ class MappedShard:
         self._is_checked = np.zeros(len(shard.written.crcs), bool)
 
     def _tensor(self, name: str) -> np.ndarray:
-        tensor, begin = self.reader.tensors[name], self.reader.place(name)
+        tensor, begin = self.reader.tensors[name], self.reader.offset_of(name)
         data = self._bytes[begin : begin + tensor.num_bytes]
         return data.view(tensor.storage).reshape(tensor.shape)
 
@@ -76,7 +76,7 @@ class MappedShard:
             self._check_bytes(REMOVED, self.removed.nbytes)
 
     def _check_bytes(self, name: str, num_bytes: int) -> None:
-        begin, size = self.reader.place(name), self._chunk_bytes
+        begin, size = self.reader.offset_of(name), self._chunk_bytes
         self._check(np.arange(begin // size, -(-(begin + num_bytes) // size)))
 
     def check_rows(self, numbers: np.ndarray) -> None:
@@ -88,7 +88,7 @@ class MappedShard:
           numbers: (k,) int64, of the rows.
         """
         width, size = self.reader.tensors["values"].row_bytes, self._chunk_bytes
-        first = self.reader.place("values") + numbers * width
+        first = self.reader.offset_of("values") + numbers * width
         reached = np.zeros(self._is_checked.size, bool)
         reached[first // size] = True
         # A row may end in the chunk behind, or be longer than a chunk.
@@ -102,7 +102,7 @@ class MappedShard:
         for number in numbers[~self._is_checked[numbers]].tolist():
             chunk = self._bytes[number * size : (number + 1) * size]
             _advise(chunk, mmap.MADV_WILLNEED)  # in one piece, and not page by page
-            self.reader.check(number, chunk.data)
+            self.reader.check_chunk(number, chunk.data)
             self._is_checked[number] = True
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.disk import sync_path
 from sok_lite.engine.files.dump import sweep
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
@@ -69,7 +70,7 @@ def write_checkpoint(
         tables = {
             source.name: _write(source, folder, data, ranks, chunk_bytes) for source in sources
         }
-        manifest.sync_path(os.path.join(folder, data))
+        sync_path(os.path.join(folder, data))
         text = manifest.as_text(Manifest(ranks, tables, dict(extra or {})))
         manifest.publish(folder, text)
     finally:

@@ -117,7 +117,7 @@ class SavedFileRows(SavedRows):
     def ranges(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
         """Yields ranges of any column that the file has."""
         # A reader keeps the chunk that it read last: columns that are read together need one each.
-        reader = self._reader.apart()
+        reader = self._reader.clone()
         if name == "value":
             return map(self._convert, reader.rows("values", iter(spans)))
         return reader.rows(self._tensors.get(name) or name, iter(spans))
