@@ -29,13 +29,13 @@ from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.set_within import set_within
 from sok_lite.comm import Communicator
 from sok_lite.comm.header import save_by
+from sok_lite.comm.protocol import broadcast_bytes
 from sok_lite.dynamic_embedding.keras.layers import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import are_several, communicator
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 from sok_lite.engine.files.atomic_write import replacing
-from sok_lite.engine.files.commits import broadcast_bytes
 from sok_lite.engine.files.disk import naming_file, read_arrays
 from sok_lite.engine.local_path import local_path, plain_path
 
