@@ -453,7 +453,7 @@ class _VariableRows(StaticPart):
         }
         self._variables = {"value": variable, **of_tf}
 
-    def reading(self) -> ReadRows:
+    def row_reader(self) -> ReadRows:
         # TensorFlow copies a value before writing it if it is still being read.
         tensors = {name: variable.read_value() for name, variable in self._variables.items()}
 

@@ -97,7 +97,7 @@ class Commits:
             dump(self._folder, self._tables, comm, {_NUMBER: number})
         else:
             refuse_keys_on_several_ranks(self._tables, comm, "A commit")
-            parts = self._own_and_copied(comm, keepers(cards[:, 1].tolist()))
+            parts = self._own_and_copied(comm, backup_ranks(cards[:, 1].tolist()))
             self._staged = Commit(number, comm.size, values, parts)
             comm.barrier("commit")
         self._settled, self._staged = self._staged, None
@@ -142,8 +142,8 @@ class Commits:
         elif self._tables:
             commits = {rank: cards[rank]["commits"][str(number)] for rank in having}
             size = next(iter(commits.values()))["size"]
-            givers = _givers({rank: each["parts"] for rank, each in commits.items()}, size)
-            sent = [part for part, giver in enumerate(givers) if giver == comm.rank]
+            senders = _senders({rank: each["parts"] for rank, each in commits.items()}, size)
+            sent = [part for part, sender in enumerate(senders) if sender == comm.rank]
             parts = {} if mine is None else {part: mine.parts[part] for part in sent}
 
             def restore() -> None:
@@ -161,11 +161,11 @@ class Commits:
         return [commit for commit in (self._settled, self._staged) if commit is not None]
 
     def _own_and_copied(
-        self, comm: Communicator, keeper: Sequence[int | None]
+        self, comm: Communicator, targets: Sequence[int | None]
     ) -> dict[int, list[Content]]:
         """Returns the parts that this rank keeps: its own, and copies of others."""
         own = together(comm, lambda: _take_contents(self._tables))
-        kept, target = {comm.rank: own}, keeper[comm.rank]
+        kept, target = {comm.rank: own}, targets[comm.rank]
         if target is not None:
             received = _exchange(comm, {target: _to_message(dict(enumerate(own)))})
             kept |= {rank: [*_from_message(message).values()] for rank, message in received.items()}
@@ -218,7 +218,7 @@ def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
     return holding(tables, lambda: list(map(take, tables)))
 
 
-def keepers(machines: Sequence[int]) -> list[int | None]:
+def backup_ranks(machines: Sequence[int]) -> list[int | None]:
     """Returns for each rank another one that keeps a copy of its part; None if there is no other.
 
     If there is another machine it is a rank of the next one, whose ranks share the work; otherwise
@@ -255,7 +255,7 @@ def _exchange(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[in
     return {rank: part for rank, part in enumerate(received.by_rank()) if part.size}
 
 
-def _givers(parts_of: Mapping[int, Sequence[int]], size: int) -> list[int]:
+def _senders(parts_of: Mapping[int, Sequence[int]], size: int) -> list[int]:
     """Returns for each of `size` parts the rank that sends it: its own rank if that has it.
 
     Args:

@@ -53,7 +53,7 @@ from sok_lite.engine.local_path import local_path
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import alone, holding
-from sok_lite.engine.texts import KeyTexts, settle
+from sok_lite.engine.texts import settle
 from sok_lite.engine.work_done import DUMPS
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def dump(
       BlockingIOError: another dump writes into the folder; on several ranks an OSError.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is unchanged.
     """
-    begun = _begin(path, tables, comm, extra, incremental, prepare, published, beside)
+    begun = _Dump(path, tables, comm, extra, incremental, prepare, published, beside)
 
     def write() -> list[Shard]:
         shards = begun.with_parts(
@@ -119,38 +119,65 @@ def dump(
 
 
 class _Dump:
-    """A dump that all ranks have begun.
+    """A dump that all ranks have begun. Arguments and errors are those of `dump`.
 
-    Args:
+    Attributes:
       folder: of the checkpoint; for an address the staging folder of this rank.
       store: of the address, or None.
       data: name of the folder of this dump's files, in `folder`.
+      tables: their entries of the manifest, without files.
+      before: by table, the file of this rank that is continued; without an entry all is written.
+      texts: by table, the texts that this rank writes.
       lock: of the folder, on its writer: rank 0, or every rank of a dump to an address.
-      since: when it began, in time.monotonic().
     """
 
     def __init__(
         self,
-        folder: str,
-        store: Store | None,
-        data: str,
-        items: list[Item],
+        path: str | os.PathLike[str],
+        tables: Sequence[ItemOrTable],
         comm: Communicator,
-        extra: Mapping[str, Any],
-        lock: Lock | None,
-        since: float,
+        extra: Mapping[str, Any] | None,
+        incremental: bool,
+        prepare: Callable[[], None] | None,
         published: Callable[[], None] | None,
         beside: Sequence[str],
     ) -> None:
-        self.folder, self.store, self.data, self.items, self.comm = folder, store, data, items, comm
-        self.extra, self.lock, self.since = extra, lock, since
-        self.published, self.beside = published, beside
-        # By table name: the file of this rank that is continued, and the texts that it writes.
-        self.before: Mapping[str, Shard] = {}
-        self.texts: Mapping[str, KeyTexts] = {}
+        self.comm, self.published, self.beside = comm, published, beside
+        self.extra = dict(extra or {})
+        shown, store = together(comm, lambda: place_of(path), save_by("dump()"))
+        self.store, wanted = store, {"path": shown, "incremental": incremental}
+        self.items = checked_items(tables, comm, wanted, "dump")
+        refuse_keys_on_several_ranks(tables_of(self.items), comm, "A dump")
+        self.folder, self.since = folder_of(shown, store, comm), time.monotonic()
+        wait_for_pending(comm, self.folder, shown)
+        _give_up_others(comm, self.folder)
+        self.lock: Lock | None = None
 
-    def prepare(self, incremental: bool, shown: str, prepare: Callable[[], None] | None) -> None:
-        """Decides what to write, before the tables are locked. Every rank must call it."""
+        def lock() -> None:
+            if store is not None:
+                make_folder(self.folder)
+            if comm.rank == 0 or store is not None:
+                self.lock = manifest.lock(self.folder, shown)
+            if comm.rank == 0 and store is not None:
+                store.check_is_ours()
+
+        try:
+            together(comm, lock)
+            token = np.frombuffer(secrets.token_bytes(8), np.uint8)
+            self.data = "data-" + comm.broadcast(token).tobytes().hex()
+        except BaseException:
+            if self.lock is not None:
+                self.lock.release()
+            raise
+        try:
+            self._prepare(incremental, shown, prepare)
+        except BaseException:
+            self.end()
+            raise
+
+    def _prepare(self, incremental: bool, shown: str, prepare: Callable[[], None] | None) -> None:
+        """Decides what to write, before the tables are locked."""
+        self.before: Mapping[str, Shard] = {}
         if incremental:
             names = [item.table.name for item in self.items]
             tables = tables_of(self.items)
@@ -233,7 +260,7 @@ class _Dump:
             facts.name: facts._replace(shards=tuple(shards))
             for facts, *shards in zip(self.tables, *by_rank, strict=True)
         }
-        text = manifest.as_text(Manifest(self.comm.size, tables, dict(self.extra)))
+        text = manifest.as_text(Manifest(self.comm.size, tables, self.extra))
         manifest.publish(self.folder, text)
         if self.store is None and self.published is not None:
             self.published()
@@ -254,51 +281,6 @@ class _Dump:
         if self.lock is not None:
             sweep(self.folder, self.data)
             self.lock.release()
-
-
-def _begin(
-    path: str | os.PathLike[str],
-    tables: Sequence[ItemOrTable],
-    comm: Communicator,
-    extra: Mapping[str, Any] | None,
-    incremental: bool,
-    prepare: Callable[[], None] | None,
-    published: Callable[[], None] | None,
-    beside: Sequence[str],
-) -> _Dump:
-    """Begins a dump: locks and makes its folders. Arguments and errors are those of `dump`."""
-    shown, store = together(comm, lambda: place_of(path), save_by("dump()"))
-    items = checked_items(tables, comm, {"path": shown, "incremental": incremental}, "dump")
-    refuse_keys_on_several_ranks(tables_of(items), comm, "A dump")
-    folder, since = folder_of(shown, store, comm), time.monotonic()
-    wait_for_pending(comm, folder, shown)
-    _give_up_others(comm, folder)
-    locks: list[Lock | None] = [None]
-
-    def lock() -> None:
-        if store is not None:
-            make_folder(folder)
-        if comm.rank == 0 or store is not None:
-            locks[0] = manifest.lock(folder, shown)
-        if comm.rank == 0 and store is not None:
-            store.check_is_ours()
-
-    try:
-        together(comm, lock)
-        token = np.frombuffer(secrets.token_bytes(8), np.uint8)
-        data = "data-" + comm.broadcast(token).tobytes().hex()
-    except BaseException:
-        if locks[0] is not None:
-            locks[0].release()
-        raise
-    more, others = extra or {}, (published, beside)
-    begun = _Dump(folder, store, data, items, comm, more, locks[0], since, *others)
-    try:
-        begun.prepare(incremental, shown, prepare)
-    except BaseException:
-        begun.end()
-        raise
-    return begun
 
 
 def checked_items(
@@ -525,7 +507,7 @@ def dump_in_background(
       OSError: the folders cannot be made. The old checkpoint is unchanged.
       MemoryError: a rank has no memory for a copy of its part. The old checkpoint is unchanged.
     """
-    begun = _begin(path, tables, comm, extra, incremental, prepare, published, beside)
+    begun = _Dump(path, tables, comm, extra, incremental, prepare, published, beside)
 
     def copy(parts: list[ShardContent]) -> list[ShardContent]:
         return list(map(copied, parts))

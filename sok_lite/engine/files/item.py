@@ -44,7 +44,7 @@ class Item(ABC):
         """
 
     @abstractmethod
-    def loaded(
+    def prepare_load(
         self,
         facts: TableFacts,
         folder: str,
@@ -82,7 +82,7 @@ class _DynamicTable(Item):
         remember_file(self.table, folder, made.shard)
         return made
 
-    def loaded(
+    def prepare_load(
         self,
         facts: TableFacts,
         folder: str,

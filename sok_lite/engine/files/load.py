@@ -98,7 +98,8 @@ def load(
             total = sum(part.written.num_bytes for shard in shards for part in shard.chain)
             progress = Progress(report, total)
             swaps = [
-                item.loaded(facts, folder, comm, mode, on_full, progress) for item, facts in pairs
+                item.prepare_load(facts, folder, comm, mode, on_full, progress)
+                for item, facts in pairs
             ]
             progress.finish()
             return swaps

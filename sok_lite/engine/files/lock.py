@@ -87,12 +87,24 @@ def try_flock(file: int, operation: int) -> bool:
       operation: of `fcntl.flock`.
     """
     try:
-        fcntl.flock(file, operation | fcntl.LOCK_NB)
+        _flock(file, operation)
     except BlockingIOError:
         return False
+    return True
+
+
+def _flock(file: int, operation: int) -> bool:
+    """Locks or unlocks a file; returns False where the file system has no locks.
+
+    Raises:
+      BlockingIOError: another lock excludes it.
+    """
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
+        return False
     return True
 
 
@@ -112,10 +124,9 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _lock(file: int, path: str, what: str) -> bool:
-    """Locks a file; returns False where the file system has no locks."""
-    excludes = True
+    """Does what `_flock` does for a `Lock`, with its errors."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        excludes = _flock(file, fcntl.LOCK_EX)
     except BlockingIOError:
         text = os.pread(file, 1000, 0).decode(errors="replace")
         _, pid, host = [*text.split(" ", 2), "?", "?"][:3]
@@ -126,10 +137,6 @@ def _lock(file: int, path: str, what: str) -> bool:
             f"(pid {pid} on host {host}). Wait until that is over, or give another path. Nothing "
             "has changed."
         ) from None
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        excludes = False
     if os.pread(file, len(_FIRST_WORD), 0) not in (b"", _FIRST_WORD):
         raise FileExistsError(
             f"{path} is no lock of sok_lite, and would be replaced. Give a folder without it."

@@ -232,7 +232,7 @@ class ShardReader:
     ) -> None:
         self._path, self._written, self._table = path, written, table
         self._progress, self._counted = progress or Progress(), set[int]()
-        self.free_chunk()
+        self._number, self._chunk = -1, b""  # of the chunk that was read last
         num_chunks = -(-written.num_bytes // written.chunk_bytes)
         if len(written.crcs) != num_chunks:
             raise self.corrupt(f"{num_chunks:,} chunks have {len(written.crcs):,} checksums")

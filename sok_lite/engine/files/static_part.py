@@ -39,7 +39,7 @@ class StaticPart(Item):
         self.states, self.equal_on_all_ranks = states, (table.num_rows,)
 
     @abstractmethod
-    def reading(self) -> ReadRows:
+    def row_reader(self) -> ReadRows:
         """Returns a function that reads the present rows, even if they change before its calls.
 
         It returns (last - first, dim) on the host, of the storage dtype; of a state float32.
@@ -47,7 +47,7 @@ class StaticPart(Item):
 
     @abstractmethod
     def assignment(self, columns: Mapping[str, np.ndarray]) -> Swap:
-        """Returns a function that assigns all rows, as `reading` gives them; it needs no memory."""
+        """Returns a function that assigns all rows, as `row_reader` gives them; it needs no memory."""
 
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
@@ -62,10 +62,10 @@ class StaticPart(Item):
         shard = Shard(file, *sizes, states, {"num_lookups": 0}, NOT_WRITTEN)
         tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
         step = max(1, chunk_bytes // max(8, 4 * table.dim))
-        arrays = _arrays(self.reading(), names, numbers, step)
+        arrays = _arrays(self.row_reader(), names, numbers, step)
         return ShardContent(table.name, shard, tensors, arrays)
 
-    def loaded(
+    def prepare_load(
         self,
         facts: TableFacts,
         folder: str,
