@@ -47,7 +47,7 @@ class StaticPart(Item):
 
     @abstractmethod
     def assignment(self, columns: Mapping[str, np.ndarray]) -> Swap:
-        """Returns a function that assigns all rows, as `row_reader` gives them; it needs no memory."""
+        """Returns a function that assigns all rows, read by `row_reader`; it needs no memory."""
 
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
