@@ -28,8 +28,9 @@ from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import TableVariable, variable_of_layer
 from sok_lite.comm import CommunicatorError
 from sok_lite.comm.header import save_by
+from sok_lite.comm.protocol import broadcast_bytes
 from sok_lite.engine.failure import together
-from sok_lite.engine.files.commits import Commits, broadcast_bytes
+from sok_lite.engine.files.commits import Commits
 from sok_lite.engine.local_path import local_path
 
 T = TypeVar("T")

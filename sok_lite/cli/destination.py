@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
-from sok_lite.engine.files import beside, manifest
-from sok_lite.engine.files.full_disk import naming_file
+from sok_lite.engine.files import atomic_write, manifest
+from sok_lite.engine.files.disk import naming_file
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.files.store import Store, is_in_store, make_folder, stores_folder
 
@@ -97,5 +97,5 @@ def in_place_of(path: str, module: ModuleType, sources: Sequence[Source] = ()) -
         if getattr(module, "REPLACES_ITSELF", False):
             yield path
             return
-        with beside.in_place_of(path) as new:
+        with atomic_write.replacing(path) as new:
             yield new

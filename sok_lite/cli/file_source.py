@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, key_dtype, row_dtype
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
+from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.source import About, Column, Source, column_of, columns_of
 
 # Columns that a source may have besides rows.

@@ -25,8 +25,8 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import NUMBERS, FileSource, Stored
 from sok_lite.cli.options import initial_values
 from sok_lite.cli.wrapped import plain_columns
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import About, Column, Source
 from sok_lite.engine.json_text import parsed
 from sok_lite.reports.text import listed

@@ -313,6 +313,23 @@ class Communicator(ABC):
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
 
 
+def allgather_texts(comm: Communicator, text: str, call: str) -> list[str]:
+    """Returns the text of each rank. Every rank must call it."""
+    gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call=call)
+    return [part.tobytes().decode() for part in gathered.by_rank()]
+
+
+def broadcast_bytes(comm: Communicator, data: bytes, root: int) -> bytes:
+    """Returns the bytes of one rank, root, on all. Every rank must call it.
+
+    Args:
+      data: of root; that of other ranks is ignored.
+    """
+    length = int(comm.broadcast(np.array([len(data)], np.int64), root)[0])
+    mine = np.frombuffer(data, np.uint8) if comm.rank == root else np.zeros(length, np.uint8)
+    return comm.broadcast(mine, root).tobytes()
+
+
 def _checked_array(x: Any, caller: str) -> np.ndarray:
     """Returns a host array of a dtype that can be sent, or raises TypeError."""
     if hasattr(x, "__cuda_array_interface__"):

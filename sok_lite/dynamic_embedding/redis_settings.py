@@ -20,7 +20,7 @@ keys, do not expire, and stay in Redis.
 import os
 from typing import Any
 
-from sok_lite.engine.files.shard import read_whole
+from sok_lite.engine.files.disk import read_whole
 from sok_lite.engine.json_text import parsed
 
 _MOST_BYTES = 1 << 20  # size limit of a settings file

@@ -29,6 +29,7 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.disk import sync_path
 from sok_lite.engine.files.dump import (
     BackgroundDump,
     dump,
@@ -491,7 +492,7 @@ def _mark_folder(folder: str, rank: int) -> None:
     if _MARK not in names:
         with open(os.path.join(folder, _MARK), "xb") as file:
             os.fsync(file.fileno())
-        manifest.sync_path(folder)
+        sync_path(folder)
 
 
 def _is_own_name(name: str) -> bool:
@@ -555,7 +556,7 @@ def _link_newest(path: str) -> None:
             os.unlink(f"{link}.tmp")
         os.symlink(newest, f"{link}.tmp")
         os.replace(f"{link}.tmp", link)
-        manifest.sync_path(path)
+        sync_path(path)
     except OSError as error:
         _log.info("%s does not lead to the newest checkpoint: %s.", link, error)
 

@@ -13,9 +13,7 @@ from sok_lite.bridge.optimizers.fallback_step import CarriedState, carried_by
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.files import manifest
-from sok_lite.engine.files.full_disk import naming_file
-from sok_lite.engine.files.shard import read_arrays
+from sok_lite.engine.files.disk import naming_file, read_arrays, sync_path
 
 _OF_ALL = "of_all_ranks.npz"
 _CARRIED = "carried_"  # and the optimizer's number; older files have none
@@ -64,7 +62,7 @@ class DenseStates(NamedTuple):
         _write(os.path.join(folder, _rank_file(rank, size)), self.of_rank, self.carried)
         if rank == 0:
             _write(os.path.join(folder, _OF_ALL), self.of_all)
-        manifest.sync_path(folder)
+        sync_path(folder)
 
     def read(self, folder: str, rank: int, size: int) -> Values:
         """Returns the written values, rank 0's if the number of ranks changed. ValueError: another

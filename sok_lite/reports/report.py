@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from html import escape
 from typing import Any, NamedTuple
 
-from sok_lite.engine.files.beside import write_file
+from sok_lite.engine.files.atomic_write import write_file
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.summary import as_bytes
 from sok_lite.reports.histogram import Histogram

@@ -24,7 +24,7 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.dump import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump as engine_dump
-from sok_lite.engine.files.item import Named
+from sok_lite.engine.files.item import ItemOrTable
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.engine.files.progress import checked_progress, progress_bar
 from sok_lite.engine.files.static_part import ReadRows, StaticPart
@@ -347,10 +347,10 @@ def _wrapper(optimizer: Any, is_dynamic: bool, what: str) -> WrappedOptimizer:
 
 def _items(
     variables: list[TableVariable | FixedVariable], wrappers: list[WrappedOptimizer], makes: bool
-) -> list[Named]:
+) -> list[ItemOrTable]:
     """Returns variables in the engine's form; `makes`: creates missing states of static ones."""
 
-    def item(variable: TableVariable | FixedVariable) -> Named:
+    def item(variable: TableVariable | FixedVariable) -> ItemOrTable:
         if isinstance(variable, TableVariable):
             return variable.table
         if not wrappers:
@@ -453,7 +453,7 @@ class _VariableRows(StaticPart):
         }
         self._variables = {"value": variable, **of_tf}
 
-    def reading(self) -> ReadRows:
+    def row_reader(self) -> ReadRows:
         # TensorFlow copies a value before writing it if it is still being read.
         tensors = {name: variable.read_value() for name, variable in self._variables.items()}
 

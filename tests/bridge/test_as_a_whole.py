@@ -94,7 +94,7 @@ def test_a_folder_is_replaced_in_one_step(tmp_path, monkeypatch):
     inside = [each.stat().st_ino for each in sorted(path.rglob("*"))]
     open_old = os.open(path, os.O_RDONLY)
     try:
-        put = module.beside.put
+        put = module.atomic_write.replace
 
         def putting(new, there):
             assert path.stat().st_ino == before
@@ -104,7 +104,7 @@ def test_a_folder_is_replaced_in_one_step(tmp_path, monkeypatch):
             # What has the old folder open still has all of it.
             assert {"saved_model.pb", "variables"} <= set(os.listdir(open_old))
 
-        monkeypatch.setattr(module.beside, "put", putting)
+        monkeypatch.setattr(module.atomic_write, "replace", putting)
         sok.export_serving(lookup_of(table), path, IDS)
     finally:
         os.close(open_old)

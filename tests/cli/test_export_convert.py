@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sok_lite.cli.main import main
-from sok_lite.engine.files import beside
+from sok_lite.engine.files import atomic_write
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
@@ -291,7 +291,7 @@ def test_a_folder_is_replaced_whatever_fails(tmp_path, monkeypatch, has_old):
 def test_a_folder_is_there_whenever_a_command_is_interrupted(tmp_path, monkeypatch, last, text):
     monkeypatch.setattr("sok_lite.cli.commands.convert.format_module", lambda name: Folder)
     # As where the system cannot exchange two folders: it takes two steps.
-    monkeypatch.setattr(beside, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(atomic_write, "_exchange", lambda one, other: False)
     dumped(tmp_path / "c", 3, names=["new"])
     to = tmp_path / "there" / "folder"
     to.mkdir(parents=True)

@@ -36,10 +36,10 @@ import sys
 import time
 
 from sok_lite.cli.main import entry
-from sok_lite.engine.files import manifest, shard
+from sok_lite.engine.files import disk, manifest
 
-opened = shard.open_file
-shard.open_file = lambda path: (
+opened = disk.open_file
+disk.open_file = lambda path: (
     opened(path) if path.endswith(manifest.NAME) else time.sleep(600)
 )
 sys.exit(entry())

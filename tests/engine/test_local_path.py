@@ -7,7 +7,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine.files.beside import write_file
+from sok_lite.engine.files.atomic_write import write_file
 from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly

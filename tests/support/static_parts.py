@@ -18,7 +18,7 @@ class Rows(StaticPart):
         super().__init__(table, tuple(name for name in columns if name != "value") or None)
         self.columns = columns
 
-    def reading(self):
+    def row_reader(self):
         columns = {name: rows.copy() for name, rows in self.columns.items()}
         return lambda column, first, last: columns[column][first:last]
 

@@ -25,7 +25,7 @@ from sok_lite.bridge.keras.weights import check_saving, check_weights
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.tf_private import CHILDREN, TRACK
 from sok_lite.comm.header import save_by
-from sok_lite.engine.files.full_disk import naming_file
+from sok_lite.engine.files.disk import naming_file
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 
 # Public methods of models.

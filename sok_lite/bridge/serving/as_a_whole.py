@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.engine.files import beside
+from sok_lite.engine.files import atomic_write
 from sok_lite.engine.local_path import is_address, local_path
 
 # Files that readers look for, moved last.
@@ -48,11 +48,11 @@ def as_a_whole(path: Any) -> Iterator[str]:
     # A mounted folder cannot be moved, nor one in a folder without write access.
     is_stuck = os.path.ismount(path) or not os.access(folder, os.W_OK)
     is_movable = not os.path.isdir(path) or not is_stuck
-    with beside.scratch(folder if is_movable else path, name, path) as inside:
+    with atomic_write.temporary_folder(folder if is_movable else path, name, path) as inside:
         part = os.path.join(inside, name)
         yield part
         if is_movable and _is_all_replaced(path, part):
-            beside.put(part, path)
+            atomic_write.replace(part, path)
         else:
             _move(part, path)
 

@@ -24,7 +24,7 @@ from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.shard import open_file
+from sok_lite.engine.files.disk import open_file
 
 # Format name and module, in the order of detection.
 FORMATS = {

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.rewriting import write_checkpoint
-from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Source, checkpoint_sources
 
 # A new checkpoint replaces an old one atomically.

@@ -23,8 +23,8 @@ import numpy as np
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, raw_rows
 from sok_lite.cli.named import check_opens, naming, package
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import PENDING_COLUMNS, About, JoinedSource, Source
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.content import without_slots

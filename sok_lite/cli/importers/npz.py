@@ -17,7 +17,7 @@ from sok_lite.cli.file_source import Stored
 from sok_lite.cli.named import ABOUT, about_text, named_columns, naming, reader, shape_of
 from sok_lite.cli.text_column import text_arrays
 from sok_lite.cli.wrapped import only_one, read_plain
-from sok_lite.engine.files.shard import open_file
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.source import Source
 
 HOLDS_TEXTS = True

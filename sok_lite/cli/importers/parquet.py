@@ -23,7 +23,7 @@ from sok_lite.cli.named import (
 )
 from sok_lite.cli.text_column import texts_beside
 from sok_lite.cli.wrapped import only_one, read_plain
-from sok_lite.engine.files.shard import open_file
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.source import Column, Source
 from sok_lite.reports.text import readable
 

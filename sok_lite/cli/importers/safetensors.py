@@ -12,6 +12,7 @@ from sok_lite.cli.file_source import Stored, raw_rows
 from sok_lite.cli.named import ABOUT, about_text, named_columns, reader, shape_of
 from sok_lite.cli.text_column import text_arrays
 from sok_lite.cli.wrapped import only_one
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.shard import (
     CHUNK_BYTES,
     LENGTH_BYTES,
@@ -20,7 +21,6 @@ from sok_lite.engine.files.shard import (
     Tensor,
     distinct,
     dtype_of,
-    open_file,
 )
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.json_text import parsed

@@ -28,8 +28,8 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, cast_rows, raw_rows, recast
 from sok_lite.cli.options import initial_values
 from sok_lite.engine.dtypes import key_dtype
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Source
 
 _HEADER = struct.Struct(">256sI32sI")

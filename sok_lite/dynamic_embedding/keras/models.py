@@ -29,15 +29,14 @@ from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.set_within import set_within
 from sok_lite.comm import Communicator
 from sok_lite.comm.header import save_by
+from sok_lite.comm.protocol import broadcast_bytes
 from sok_lite.dynamic_embedding.keras.layers import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import are_several, communicator
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
-from sok_lite.engine.files.beside import in_place_of
-from sok_lite.engine.files.commits import broadcast_bytes
-from sok_lite.engine.files.full_disk import naming_file
-from sok_lite.engine.files.shard import read_arrays
+from sok_lite.engine.files.atomic_write import replacing
+from sok_lite.engine.files.disk import naming_file, read_arrays
 from sok_lite.engine.local_path import local_path, plain_path
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
@@ -381,7 +380,7 @@ def _write_tables(model: Any, path: Path) -> None:
         arrays |= {f"{number}/{part}": array for part, array in store.items()}
     num_bytes = sum(each.nbytes for each in arrays.values())
     naming = naming_file(os.fspath(path), "the tables", num_bytes)
-    with naming, in_place_of(os.path.realpath(path)) as written, open(written, "xb") as file:
+    with naming, replacing(os.path.realpath(path)) as written, open(written, "xb") as file:
         np.savez(file, **arrays)
 
 
@@ -469,7 +468,7 @@ def _replaced_atomically(path: Path, is_written: bool) -> Iterator[Path]:
     if not is_written:
         yield path
         return
-    whole = in_place_of if path.name.endswith((_MODEL, _WEIGHTS)) else as_a_whole
+    whole = replacing if path.name.endswith((_MODEL, _WEIGHTS)) else as_a_whole
     with whole(os.path.realpath(path)) as part:
         yield Path(part)
 

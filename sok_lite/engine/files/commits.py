@@ -1,16 +1,15 @@
-"""Commits of an elastic job: the content of tables that a job returns to when ranks have left it.
+"""Commits of an elastic job: the content to which tables return when ranks have left it.
 
-In memory there are two copies of each part: on its own rank, and on another rank, of another
-machine if there is one. On disk a commit is a checkpoint. The values that go with the tables, equal
-on all ranks, are in the memory of every rank.
+In memory each part has two copies: on its own rank, and on another rank, of another machine if
+there is one. On disk a commit is a checkpoint. The values that go with the tables, equal on all
+ranks, are in the memory of every rank.
 
-A commit has two steps, so that a complete one exists whenever ranks die. Each rank stages it,
+A commit has two phases, so that a complete one exists whenever ranks die. Each rank stages it,
 beside the previous one; when all have, each settles it. So if any rank has settled a commit, all
 have staged it, and if none has, all still have the previous one.
 
 Contents of tables travel as one message: the length of a JSON text, the text, which describes the
-arrays and has their numbers in place of them, and then the arrays, each from a multiple of 8 bytes
-on.
+arrays and has their numbers in place of them, and then the arrays, each at a multiple of 8 bytes.
 """
 
 import itertools
@@ -21,11 +20,11 @@ import socket
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator
+from sok_lite.comm.protocol import Communicator, allgather_texts, broadcast_bytes
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import checked_items, dump
@@ -37,11 +36,11 @@ from sok_lite.engine.table.content import Content, as_saved, owned_by, owns, tak
 from sok_lite.engine.table.exclusive import alone, holding
 from sok_lite.engine.table.restore import Swap, prepare_restore, swap_all
 
-# In a checkpoint, which commit it is.
+# The name of the commit's number in the `extra` of a checkpoint.
 _NUMBER = "commit"
 
-# Rows of a message have as many bytes, so that their number fits into 31 bits.
-_WORD = np.dtype((np.int64, (8,)))
+# Messages are rows of 64 bytes, so that their number fits into 31 bits.
+_MESSAGE_ROW = np.dtype((np.int64, (8,)))
 _ALIGNED = 8
 
 
@@ -49,11 +48,11 @@ class Commit(NamedTuple):
     """A commit on one rank.
 
     Attributes:
-      number: commits of a job count from a random number on, so that a checkpoint of another job in
-        the folder is recognized.
+      number: counts from a random number on in each job, so that a checkpoint of another job in the
+        folder is recognized.
       size: number of ranks that made it.
       values: that go with the tables.
-      parts: by their rank, a part of each table: this rank's own first. A commit on disk has none.
+      parts: a part of each table by its rank, this rank's own first; {} if the commit is on disk.
     """
 
     number: int
@@ -67,7 +66,7 @@ class Commits:
 
     Args:
       tables: with different names, the same on all ranks.
-      folder: all ranks see it; None: they are kept in memory.
+      folder: of commits on disk, which all ranks see; None: they are in memory.
     """
 
     def __init__(self, tables: Sequence[EmbeddingTable], folder: str | None) -> None:
@@ -79,7 +78,6 @@ class Commits:
         """Commits the present content of the tables. Every rank must call it; it returns together.
 
         Args:
-          comm: the ranks.
           values: that go with the tables, equal on all ranks.
 
         Raises:
@@ -99,7 +97,7 @@ class Commits:
             dump(self._folder, self._tables, comm, {_NUMBER: number})
         else:
             refuse_keys_on_several_ranks(self._tables, comm, "A commit")
-            parts = self._kept_twice(comm, keepers(cards[:, 1].tolist()))
+            parts = self._own_and_copied(comm, backup_ranks(cards[:, 1].tolist()))
             self._staged = Commit(number, comm.size, values, parts)
             comm.barrier("commit")
         self._settled, self._staged = self._staged, None
@@ -107,8 +105,8 @@ class Commits:
     def restore(self, comm: Communicator) -> bytes | None:
         """Restores the tables from the last commit. Every rank must call it.
 
-        The ranks may be others than those that made it, and more or fewer. The commit stays, until
-        the next one is made.
+        The ranks may differ from those that made it, also in number. The commit stays until the
+        next one.
 
         Returns:
           The values that went with the tables; None: no rank has a commit, and nothing has changed.
@@ -119,7 +117,11 @@ class Commits:
           OSError, ValueError, MemoryError: a part cannot be read, or does not fit into memory.
             All ranks raise the same, and no table has changed.
         """
-        cards = _cards(comm, [*self._commits()], self._settled)
+        card = {
+            "settled": 0 if self._settled is None else self._settled.number,
+            "commits": {c.number: {"size": c.size, "parts": [*c.parts]} for c in self._commits()},
+        }
+        cards = list(map(json.loads, allgather_texts(comm, json.dumps(card), "restore")))
         if self._folder is None:
             number = max((card["settled"] for card in cards), default=0)
         else:
@@ -140,28 +142,33 @@ class Commits:
         elif self._tables:
             commits = {rank: cards[rank]["commits"][str(number)] for rank in having}
             size = next(iter(commits.values()))["size"]
-            givers = _givers({rank: each["parts"] for rank, each in commits.items()}, size)
-            sent = [part for part, giver in enumerate(givers) if giver == comm.rank]
+            senders = _senders({rank: each["parts"] for rank, each in commits.items()}, size)
+            sent = [part for part, sender in enumerate(senders) if sender == comm.rank]
             parts = {} if mine is None else {part: mine.parts[part] for part in sent}
-            self._redistribute(comm, parts, size)
+
+            def restore() -> None:
+                swaps = [
+                    self._restored(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
+                    for i, table in enumerate(self._tables)
+                ]
+                swap_all(self._tables, swaps)
+
+            holding(self._tables, restore)
         self._settled, self._staged = mine, None
         return values
 
     def _commits(self) -> list[Commit]:
         return [commit for commit in (self._settled, self._staged) if commit is not None]
 
-    def _kept_twice(
-        self, comm: Communicator, keeper: Sequence[int | None]
+    def _own_and_copied(
+        self, comm: Communicator, targets: Sequence[int | None]
     ) -> dict[int, list[Content]]:
-        """Returns the parts that this rank stores: its own, and copies of others."""
+        """Returns the parts that this rank keeps: its own, and copies of others."""
         own = together(comm, lambda: _take_contents(self._tables))
-        mine = keeper[comm.rank]
-        kept = {comm.rank: own}
-        if mine is not None:
-            received = _exchange(comm, {mine: _as_message(dict(enumerate(own)))})
-            kept |= {
-                rank: list(_from_message(message).values()) for rank, message in received.items()
-            }
+        kept, target = {comm.rank: own}, targets[comm.rank]
+        if target is not None:
+            received = _exchange(comm, {target: _to_message(dict(enumerate(own)))})
+            kept |= {rank: [*_from_message(message).values()] for rank, message in received.items()}
         return kept
 
     def _number_on_disk(self, comm: Communicator, is_any: bool) -> int:
@@ -175,33 +182,21 @@ class Commits:
 
         return int(comm.broadcast(np.array([together(comm, read)], np.int64))[0])
 
-    def _redistribute(
-        self, comm: Communicator, parts: Mapping[int, list[Content]], size: int
-    ) -> None:
-        """Restores tables from parts: each rank takes the keys that it owns now.
-
-        Args:
-          parts: those that this rank sends, by the rank that they were of.
-          size: number of ranks that made the commit.
-        """
-
-        def give() -> None:
-            prepared = [
-                self._restored(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
-                for i, table in enumerate(self._tables)
-            ]
-            swap_all(self._tables, prepared)
-
-        holding(self._tables, give)
-
     def _restored(
         self, comm: Communicator, table: EmbeddingTable, parts: Mapping[int, Content], size: int
     ) -> Swap:
+        """Restores a table beside its old content from parts of a commit of `size` ranks.
+
+        Args:
+          parts: those that this rank sends, by their rank in the commit. Each rank takes the keys
+            that it owns now.
+        """
+
         def messages() -> dict[int, np.ndarray]:
-            if size == comm.size:  # as it was, with the places in the index
-                return {rank: _as_message({rank: part}) for rank, part in parts.items()}
+            if size == comm.size:  # unchanged, with the places in the index
+                return {rank: _to_message({rank: part}) for rank, part in parts.items()}
             return {
-                rank: _as_message({of: owned_by(part, are_own) for of, part in parts.items()})
+                rank: _to_message({old: owned_by(part, are_own) for old, part in parts.items()})
                 for rank in range(comm.size)
                 for are_own in (owns(table, rank, comm.size),)
                 if parts
@@ -211,24 +206,20 @@ class Commits:
         found: dict[int, Content] = {}
         for message in received.values():
             found |= _from_message(message)
-        return together(comm, partial(_restored_of_parts, table, found))
+        # By rank, whoever sent them: of a key in several parts the first counts.
+        ordered = [found[rank] for rank in sorted(found)]
+        return together(comm, lambda: prepare_restore(table, as_saved(table, ordered)))
 
 
 def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
-    """Returns a copy of the content of tables, under the locks of all of them."""
+    """Returns copies of the contents of tables, all locked together."""
     for table in tables:
         alone(table, partial(drop_orphaned_states, table))
     return holding(tables, lambda: list(map(take, tables)))
 
 
-def _restored_of_parts(table: EmbeddingTable, parts: Mapping[int, Content]) -> Swap:
-    # In one order, whoever gave them: where ranks differ, the first one counts.
-    ordered = [parts[rank] for rank in sorted(parts)]
-    return prepare_restore(table, as_saved(table, ordered))
-
-
-def keepers(machines: Sequence[int]) -> list[int | None]:
-    """Returns for each rank the other one that stores a copy of its part; None: there is no other.
+def backup_ranks(machines: Sequence[int]) -> list[int | None]:
+    """Returns for each rank another one that keeps a copy of its part; None if there is no other.
 
     If there is another machine it is a rank of the next one, whose ranks share the work; otherwise
     it is the next rank.
@@ -257,35 +248,18 @@ def _machine() -> int:
 
 def _exchange(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
     """Sends a message to some ranks; returns the received ones by rank. Every rank must call it."""
-    none = np.empty(0, _WORD)
-    rows = [messages.get(rank, none) for rank in range(comm.size)]
+    empty = np.empty(0, _MESSAGE_ROW)
+    rows = [messages.get(rank, empty) for rank in range(comm.size)]
     splits = np.array([len(message) for message in rows], np.int64)
     received = comm.alltoallv(np.concatenate(rows), splits, call="parts")
     return {rank: part for rank, part in enumerate(received.by_rank()) if part.size}
 
 
-def _cards(
-    comm: Communicator, commits: Sequence[Commit], settled: Commit | None
-) -> list[dict[str, Any]]:
-    """Returns the numbers of the commits that every rank has."""
-    card = {
-        "settled": 0 if settled is None else settled.number,
-        "commits": {
-            str(commit.number): {"size": commit.size, "parts": list(commit.parts)}
-            for commit in commits
-        },
-    }
-    text = np.frombuffer(json.dumps(card).encode(), np.uint8)
-    gathered = comm.allgatherv(text, call="restore")
-    return [json.loads(part.tobytes()) for part in gathered.by_rank()]
-
-
-def _givers(parts_of: Mapping[int, Sequence[int]], size: int) -> list[int]:
-    """Returns for each part the rank that sends it.
+def _senders(parts_of: Mapping[int, Sequence[int]], size: int) -> list[int]:
+    """Returns for each of `size` parts the rank that sends it: its own rank if that has it.
 
     Args:
       parts_of: by rank, the parts that it has, its own first.
-      size: number of parts.
 
     Raises:
       RuntimeError: no rank has a part.
@@ -302,32 +276,20 @@ def _givers(parts_of: Mapping[int, Sequence[int]], size: int) -> list[int]:
     return [owners.get(part, keeping[part]) for part in range(size)]
 
 
-def broadcast_bytes(comm: Communicator, data: bytes, root: int) -> bytes:
-    """Broadcasts the bytes of one rank to all. Every rank must call it.
-
-    Args:
-      data: of root; the argument of other ranks is not used.
-      root: the rank that sends.
-    """
-    length = int(comm.broadcast(np.array([len(data)], np.int64), root)[0])
-    mine = np.frombuffer(data, np.uint8) if comm.rank == root else np.zeros(length, np.uint8)
-    return comm.broadcast(mine, root).tobytes()
-
-
-def _as_message(contents: Mapping[int, Content]) -> np.ndarray:
-    """Returns contents by number as (n,) of `_WORD`."""
+def _to_message(contents: Mapping[int, Content]) -> np.ndarray:
+    """Returns contents by number as a message, (n,) of `_MESSAGE_ROW`."""
     arrays: list[np.ndarray] = []
 
     def number_of(array: np.ndarray) -> int:
         arrays.append(array)
         return len(arrays) - 1
 
-    numbered = {n: with_arrays(each, number_of, number_of) for n, each in contents.items()}
+    numbered = [(n, with_arrays(each, number_of, number_of)) for n, each in contents.items()]
     kinds = [(array.dtype.str, array.shape) for array in arrays]
-    text = json.dumps([kinds, [*numbered.items()]]).encode()
+    text = json.dumps([kinds, numbered]).encode()
     head = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
     begins = [0, *itertools.accumulate(_pad(each.nbytes) for each in [head, *arrays])]
-    message = np.zeros(-(-begins[-1] // _WORD.itemsize), _WORD)
+    message = np.zeros(-(-begins[-1] // _MESSAGE_ROW.itemsize), _MESSAGE_ROW)
     flat = message.reshape(-1).view(np.uint8)
     for begin, array in zip(begins, [head, *arrays], strict=False):
         flat[begin : begin + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -335,7 +297,7 @@ def _as_message(contents: Mapping[int, Content]) -> np.ndarray:
 
 
 def _from_message(message: np.ndarray) -> dict[int, Content]:
-    """Returns the contents of a message, whose memory they use."""
+    """Returns the contents of a message by number, as views of it."""
     flat = message.reshape(-1).view(np.uint8)
     end = 8 + int(flat[:8].view("<i8")[0])
     kinds, numbered = json.loads(flat[8:end].tobytes())

@@ -1,4 +1,4 @@
-"""Decides whether a dump may continue the existing checkpoint, and which rows it has to write.
+"""Decides whether a dump may continue the existing checkpoint, and what an increment is.
 
 An increment may continue a file only if no change can have been missed in between. Each rank must
 remember that its table was written to the newest file of its part, or loaded from that file, and
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator
+from sok_lite.comm.protocol import Communicator, allgather_texts
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.optimizer_states import numbered_states
@@ -30,11 +30,11 @@ def shards_to_continue(
     """Returns the files that increments of tables continue. Every rank must call it.
 
     Args:
-      names: of these tables, and of those that are always dumped completely.
+      names: of all tables that are dumped: of these, and of static ones.
 
     Returns:
-      (of each table, by name, the newest file of this rank's part; none where all is to be dumped;
-      the reason for this, "" where there is no checkpoint).
+      (by table name, the newest file of this rank's part, or {} if everything is dumped; the reason
+      for this, "" if there is no checkpoint).
     """
     reason, newest, shards = "", "", dict[str, Shard]()
     try:
@@ -47,16 +47,11 @@ def shards_to_continue(
         pass
     except (CannotContinueError, OSError, ValueError, MemoryError) as error:
         reason = f"{error}".rstrip(".")
-    said = _said_by_all(comm, f"{newest}\n{reason}")
-    if len({text.partition("\n")[0] for text in said}) == 1 and newest:
+    texts = allgather_texts(comm, f"{newest}\n{reason}", "dump")
+    if len({text.partition("\n")[0] for text in texts}) == 1 and newest:
         return shards, ""
-    reasons = [text.partition("\n")[2] for text in said]
-    return {}, next((text for text in reasons if text), "")
-
-
-def _said_by_all(comm: Communicator, text: str) -> list[str]:
-    gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call="dump")
-    return [part.tobytes().decode() for part in gathered.by_rank()]
+    reasons = [text.partition("\n")[2] for text in texts]
+    return {}, next(filter(None, reasons), "")
 
 
 def _checked_newest(
@@ -65,7 +60,7 @@ def _checked_newest(
     """Returns the newest file of this rank's part of a table.
 
     Raises:
-      CannotContinueError: it must not be continued.
+      CannotContinueError: it is unknown what has changed since.
     """
     if found.tables.keys() != set(names):
         others = ", ".join(map(repr, sorted(found.tables)))
@@ -100,16 +95,14 @@ def _fits(table: EmbeddingTable, facts: TableFacts) -> bool:
 
 
 def continuing(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, int]:
-    """Returns the manifest's entry of an increment of a table, without `written`, and the least
-    `last_seen` of the keys that have changed.
+    """Returns an increment's entry without `written`, and the least `last_seen` of its changes.
 
     Args:
       shard: the entry of a complete dump of the table.
-      before: the file that it continues.
-      part: the table.
+      before: the file that the increment continues.
 
     Raises:
-      RuntimeError: the table has forgotten what has changed since.
+      RuntimeError: the table no longer knows what has changed since.
     """
     table = part.table
     dumped = recalled(table, before.file)
@@ -126,22 +119,20 @@ def continuing(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, int
         state._replace(before=_tensor_before(its.rows, dumped, before))
         for state, its in zip(shard.states, part.states, strict=True)
     )
-    # Of the files before only their rows count: when their lookups were is long, and known.
+    # Only the rows of older files are read, so the long times of their lookups are left out.
     *older, last = before.chain
     slim = last._replace(facts={"num_lookups": last.facts["num_lookups"]}, before=(), texts=None)
-    chain = (*older, slim)
-    return shard._replace(states=states, changed=changed, before=chain), since
+    return shard._replace(states=states, changed=changed, before=(*older, slim)), since
 
 
 def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:
     """Returns the tensor of a state in the previous file; None: it has none."""
-    tensors = [state.tensor for state in before.states]
-    known = zip(dumped.states, tensors, strict=True)
-    return next((tensor for state, tensor in known if state() is column), None)
+    pairs = zip(dumped.states, before.states, strict=True)
+    return next((state.tensor for known, state in pairs if known() is column), None)
 
 
 def remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> None:
-    """Remembers that a file has the content of a table. Hold the table's lock."""
+    """Remembers that a file has the content of a table, which is locked."""
     columns = [state.rows for state in numbered_states(table.store)]
     continued = shard.before[-1].file if shard.before else None
     remember(table, folder, shard.file, columns, continued)
@@ -150,18 +141,14 @@ def remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> None:
 def remember_load(
     folder: str, tables: Sequence[EmbeddingTable], found: Manifest, comm: Communicator
 ) -> None:
-    """Remembers that tables have the content of a checkpoint, so that dumps may continue it.
-
-    Args:
-      tables: locked since they were loaded.
-    """
+    """Remembers that tables have the content of a checkpoint. They are locked since their load."""
     if found.ranks != comm.size:
         return
     for table in tables:
         facts = found.tables[table.name]
         shard = facts.shards[comm.rank]
         states = numbered_states(table.store)
-        # An optimizer of the table may have brought more of its own: they are new.
+        # New ones, of an optimizer that the table has now, come last.
         kinds, saved = (
             [(s.group, s.name, s.dim, s.initial) for s in some] for some in (states, shard.states)
         )

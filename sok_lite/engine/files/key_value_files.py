@@ -34,11 +34,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.files.full_disk import naming_file
+from sok_lite.engine.files.disk import naming_file, open_file, read_arrays, read_whole, sync_path
 from sok_lite.engine.files.key_value_names import ShardPlace
 from sok_lite.engine.files.lock import Lock
-from sok_lite.engine.files.manifest import sync_path
-from sok_lite.engine.files.shard import open_file, read_arrays, read_whole
 from sok_lite.engine.json_text import parsed
 
 _KEY_DTYPES = {"int64": "<i8", "int32": "<i4"}

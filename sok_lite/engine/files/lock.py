@@ -1,8 +1,8 @@
-"""One writer at a time, of all processes and threads that see a folder.
+"""File locks: one writer of a folder at a time, among all processes and threads that see it.
 
 A lock is a file that exists while the work lasts. Its process holds it by flock, so it ends with
-the process: what a killed one has left is taken over. Where a file system has no flock, or not for
-several machines, there is no lock there either.
+the process: what a killed one has left is taken over. Where a file system has no flock, or none
+across machines, the lock excludes nobody there.
 """
 
 import errno
@@ -15,24 +15,24 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-from sok_lite.engine.files.full_disk import naming_file
+from sok_lite.engine.files.disk import naming_file
 
-_WORD = b"sok_lite"
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_FIRST_WORD = b"sok_lite"
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class Lock:
-    """A lock of this process, until `release` or until nobody has it any more.
+    """A lock of this process, until `release` or until it is garbage.
 
     Args:
-      path: of the file, in a folder that is there.
+      path: of the file, in a folder that exists.
       what: is written, for the error.
 
     Attributes:
-      excludes: whether it keeps others out: where a file system has no locks it does not.
+      excludes: whether it keeps others out: False where the file system has no locks.
 
     Raises:
-      BlockingIOError: somebody else has it, another thread of this process included.
+      BlockingIOError: another process has it, or another thread of this one.
       FileExistsError: a file that is no lock has this name.
       OSError: the file cannot be made.
     """
@@ -50,8 +50,8 @@ class Lock:
             os.close(file)
         self._file = file
         self.release = weakref.finalize(self, _release, file, path)
-        # What a later one is told.
-        text = b"%s %d %s" % (_WORD, os.getpid(), socket.gethostname().encode())
+        # For the error of a second writer.
+        text = b"%s %d %s" % (_FIRST_WORD, os.getpid(), socket.gethostname().encode())
         try:
             with naming_file(path, "a lock", len(text)):
                 os.ftruncate(file, 0)
@@ -67,14 +67,9 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def leave_to_parent(self) -> None:
-        """Forgets it, in a forked process."""
-        self.release.detach()
-        os.close(self._file)
-
 
 def waited_for(path: str, what: str) -> Lock:
-    """Returns a lock once nobody else has it. Arguments and errors are those of `Lock`."""
+    """Returns a lock as soon as it is free. Arguments and errors are those of `Lock`."""
     while True:
         try:
             return Lock(path, what)
@@ -83,22 +78,33 @@ def waited_for(path: str, what: str) -> Lock:
 
 
 def try_flock(file: int, operation: int) -> bool:
-    """Locks an open file where that can be done at once, or unlocks it.
+    """Locks or unlocks an open file without waiting; returns False if another lock excludes it.
+
+    True where the file system has no locks.
 
     Args:
-      file: its number.
+      file: descriptor.
       operation: of `fcntl.flock`.
+    """
+    try:
+        _flock(file, operation)
+    except BlockingIOError:
+        return False
+    return True
 
-    Returns:
-      False: somebody else has a lock that keeps this one out. Where there are no locks True.
+
+def _flock(file: int, operation: int) -> bool:
+    """Locks or unlocks a file; returns False where the file system has no locks.
+
+    Raises:
+      BlockingIOError: another lock excludes it.
     """
     try:
         fcntl.flock(file, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in _UNSUPPORTED:
             raise
+        return False
     return True
 
 
@@ -109,7 +115,8 @@ _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 def _leave_to_parent() -> None:
     for lock in list(_held):
         if lock.release.alive:
-            lock.leave_to_parent()
+            lock.release.detach()
+            os.close(lock._file)
     _held.clear()
 
 
@@ -117,12 +124,12 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _lock(file: int, path: str, what: str) -> bool:
-    excludes = True
+    """Does what `_flock` does for a `Lock`, with its errors."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        excludes = _flock(file, fcntl.LOCK_EX)
     except BlockingIOError:
-        said = os.pread(file, 1000, 0).decode(errors="replace")
-        _, pid, host = [*said.split(" ", 2), "?", "?"][:3]
+        text = os.pread(file, 1000, 0).decode(errors="replace")
+        _, pid, host = [*text.split(" ", 2), "?", "?"][:3]
         is_own = (pid, host) == (str(os.getpid()), socket.gethostname())
         whose = "this process" if is_own else "another process"
         raise BlockingIOError(
@@ -130,11 +137,7 @@ def _lock(file: int, path: str, what: str) -> bool:
             f"(pid {pid} on host {host}). Wait until that is over, or give another path. Nothing "
             "has changed."
         ) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        excludes = False
-    if os.pread(file, len(_WORD), 0) not in (b"", _WORD):
+    if os.pread(file, len(_FIRST_WORD), 0) not in (b"", _FIRST_WORD):
         raise FileExistsError(
             f"{path} is no lock of sok_lite, and would be replaced. Give a folder without it."
         )
@@ -142,27 +145,28 @@ def _lock(file: int, path: str, what: str) -> bool:
 
 
 def is_lock(path: str) -> bool:
-    """Whether a file is a lock of a process that lives or was killed."""
+    """Whether a file is a lock, of a living process or a killed one."""
     try:
         with open(path, "rb") as file:
-            return file.read(len(_WORD)) == _WORD
+            return file.read(len(_FIRST_WORD)) == _FIRST_WORD
     except OSError:
         return False
 
 
-def remove_unless_written(folder: str, lock: str, may_go: Callable[[], bool]) -> None:
-    """Removes a folder of ours where nobody has its lock; what cannot be removed stays.
+def remove_unless_written(folder: str, lock: str, may_remove: Callable[[], bool]) -> None:
+    """Removes a folder unless its lock is held; what cannot be removed stays.
 
     Args:
       lock: name of the file in the folder.
-      may_go: called while nobody can write there; False: it stays.
+      may_remove: called while the lock excludes writers; False: the folder stays.
     """
     with suppress(OSError), Lock(os.path.join(folder, lock), folder) as taken:
-        if taken.excludes and may_go():
+        if taken.excludes and may_remove():
             shutil.rmtree(folder)
 
 
 def _is_at(file: int, path: str) -> bool:
+    """Whether a path still leads to an open file."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
@@ -174,6 +178,6 @@ def _release(file: int, path: str) -> None:
         if _is_at(file, path):
             os.unlink(path)
     except OSError:
-        pass  # it stays as an empty promise: nobody holds it
+        pass  # the file stays, unlocked
     finally:
         os.close(file)

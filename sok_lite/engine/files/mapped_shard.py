@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
-from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.table_file import REMOVED, open_shard
 
 _system = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +41,7 @@ class MappedShard:
     def __init__(self, facts: TableFacts, shard: Shard, folder: str) -> None:
         path, self._chunk_bytes = path_of(folder, shard), shard.written.chunk_bytes
         self.reader = open_shard(facts, shard, folder)
-        self.reader.forget()
+        self.reader.free_chunk()
         with open_file(path) as file:
             self._bytes = _map(file.fileno(), shard.written.num_bytes, path)
         self.keys, self.rows = self._tensor("keys"), self._tensor("values")
@@ -50,7 +50,7 @@ class MappedShard:
         self._is_checked = np.zeros(len(shard.written.crcs), bool)
 
     def _tensor(self, name: str) -> np.ndarray:
-        tensor, begin = self.reader.tensors[name], self.reader.place(name)
+        tensor, begin = self.reader.tensors[name], self.reader.offset_of(name)
         data = self._bytes[begin : begin + tensor.num_bytes]
         return data.view(tensor.storage).reshape(tensor.shape)
 
@@ -64,7 +64,7 @@ class MappedShard:
         if self.removed is not None:
             sizes[REMOVED] = self.removed.nbytes
         for name, num_bytes in sizes.items():
-            begin = self.reader.place(name)
+            begin = self.reader.offset_of(name)
             self._check_chunks(np.arange(begin // size, -(-(begin + num_bytes) // size)))
 
     def check_rows(self, numbers: np.ndarray) -> None:
@@ -77,7 +77,7 @@ class MappedShard:
           ValueError: a checksum is wrong.
         """
         width, size = self.reader.tensors["values"].row_bytes, self._chunk_bytes
-        first = self.reader.place("values") + numbers * width
+        first = self.reader.offset_of("values") + numbers * width
         reached = np.zeros(self._is_checked.size, bool)
         reached[first // size] = True
         # A row may end in the next chunk, or be longer than a chunk.
@@ -91,7 +91,7 @@ class MappedShard:
         for number in numbers[~self._is_checked[numbers]].tolist():
             chunk = self._bytes[number * size : (number + 1) * size]
             _advise(chunk, mmap.MADV_WILLNEED)  # one read instead of one a page
-            self.reader.check(number, chunk.data)
+            self.reader.check_chunk(number, chunk.data)
             self._is_checked[number] = True
 
 

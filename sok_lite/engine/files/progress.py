@@ -1,37 +1,29 @@
-"""The progress of this rank's part of long work, such as a dump, and the bar that rank 0 shows."""
+"""Progress of long work in bytes, such as a dump, and the bar that rank 0 shows."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Takes the bytes of this rank's files that are done, and how many there are.
+# Called with the bytes of this rank's files that are done, and their total.
 Report = Callable[[int, int], None]
 
 
 class Progress:
-    """Counts bytes and reports them.
-
-    Args:
-      report: called with the bytes done and the total whenever some are done; None: no report.
-      total: bytes to do.
-
-    Attributes:
-      total: the argument.
-    """
+    """Counts bytes that are done of a total, and reports both."""
 
     def __init__(self, report: Report | None = None, total: int = 0) -> None:
         self.total = total
         self._report, self._done = report, 0
 
     def add(self, num_bytes: int) -> None:
-        """Adds bytes that are done, and reports."""
+        """Adds bytes that are done."""
         self._done += num_bytes
         if self._report is not None:
             self._report(self._done, self.total)
 
     def finish(self) -> None:
-        """Reports that all is done, also if files had bytes that were not needed."""
+        """Reports the total as done, even if some bytes were not needed."""
         if self._done < self.total:
             self.add(self.total - self._done)
 
@@ -40,8 +32,7 @@ def checked_progress(progress: Any, rank: int) -> bool:
     """Returns whether this rank shows a bar.
 
     Args:
-      progress: whether rank 0 is to; None: if stderr is a terminal and there is tqdm.
-      rank: of this process.
+      progress: whether rank 0 does; None: if stderr is a terminal and tqdm is installed.
 
     Raises:
       TypeError: `progress` is no bool. ImportError: it is True, and there is no tqdm.
@@ -64,12 +55,11 @@ def checked_progress(progress: Any, rank: int) -> bool:
 
 @contextlib.contextmanager
 def progress_bar(is_shown: bool, what: str, num_ranks: int = 1) -> Iterator[Report | None]:
-    """Shows a bar in a `with` block, whose target is called with the bytes done and the total.
+    """Shows a bar in a `with` block, and yields its `Report`; None if there is no bar.
 
     Args:
-      is_shown: whether there is a bar; without one the target is None.
       what: the text before the bar.
-      num_ranks: with several the bar says that it is rank 0's part.
+      num_ranks: with several, the text adds that this is rank 0's part.
     """
     if not is_shown:
         yield None

@@ -1,4 +1,4 @@
-"""Writing a checkpoint of sources: by one process, for any number of ranks, column by column."""
+"""Writes a checkpoint from sources: in one process, for any number of ranks, column by column."""
 
 import os
 import secrets
@@ -11,6 +11,7 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.disk import sync_path
 from sok_lite.engine.files.dump import sweep
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
@@ -22,7 +23,7 @@ from sok_lite.engine.local_path import local_path
 from sok_lite.engine.owner import HASH, MOD, OneRank, OwnerRule
 from sok_lite.engine.texts import KeyTexts
 
-# Says which of `ranks` owns each of some keys of a source.
+# Returns the owner rank of each key of a source.
 _Owners = Callable[[np.ndarray], np.ndarray]
 
 
@@ -49,8 +50,8 @@ def write_checkpoint(
 
     Raises:
       BlockingIOError: a dump writes into the folder. OSError: a file cannot be written or read.
-      ValueError: the path is no local one, a source is corrupt, two have one name,
-        or `ranks` is no number of ranks. What was in the folder is as it was.
+      ValueError: the path is no local one, a source is corrupt, two have one name, or `ranks` is
+        below 1. What was in the folder is unchanged.
     """
     if ranks < 1:
         raise ValueError(f"A checkpoint must have at least 1 rank. Received: ranks={ranks}.")
@@ -69,7 +70,7 @@ def write_checkpoint(
         tables = {
             source.name: _write(source, folder, data, ranks, chunk_bytes) for source in sources
         }
-        manifest.sync_path(os.path.join(folder, data))
+        sync_path(os.path.join(folder, data))
         text = manifest.as_text(Manifest(ranks, tables, dict(extra or {})))
         manifest.publish(folder, text)
     finally:
@@ -81,7 +82,7 @@ def write_checkpoint(
 
 
 def owner_rule(name: str, ranks: int) -> OwnerRule | None:
-    """Returns the rule of a name, None if it is a function or there are not so many ranks."""
+    """Returns the owner rule of a name; None if it is a function, or of a rank beyond `ranks`."""
     if name in (MOD.name, HASH.name):
         return MOD if name == MOD.name else HASH
     word, _, number = name.partition(" ")
@@ -91,15 +92,17 @@ def owner_rule(name: str, ranks: int) -> OwnerRule | None:
 
 
 def _write(source: Source, folder: str, data: str, ranks: int, chunk_bytes: int) -> TableFacts:
-    # Under another name than the table's own a load looks for the owners of all keys.
+    # Under another rule than that of its table, a load determines the owners of all keys anew.
     rule, about = owner_rule(source.about.owner, ranks) or MOD, source.about
     kind = key_dtype(source.key_type)
 
     def owners(keys: np.ndarray) -> np.ndarray:
         return rule.owners(kind.to_int64(np, keys), ranks, kind)
 
-    counts = _counts(source, "keys", owners, ranks)
-    pending = _counts(source, "sighted_keys", owners, ranks) if about.num_pending else counts * 0
+    counts = _count_keys(source, "keys", owners, ranks)
+    pending = (
+        _count_keys(source, "sighted_keys", owners, ranks) if about.num_pending else counts * 0
+    )
     states = tuple(
         state._replace(tensor=f"states.{i}.{state.name}") for i, state in enumerate(source.states)
     )
@@ -139,22 +142,22 @@ def _write(source: Source, folder: str, data: str, ranks: int, chunk_bytes: int)
 def _with_texts(
     source: Source, shards: Sequence[Shard], owners: _Owners, folder: str, chunk_bytes: int
 ) -> Sequence[Shard]:
-    """Writes the texts of keys beside the files of their owners; returns the shards that say so."""
+    """Writes the texts of keys beside the files of their owners; returns shards that name them."""
     texts = source.texts()
     if not texts:
         return shards
-    whose = owners(np.fromiter(texts, key_dtype(source.key_type).dtype, len(texts))).tolist()
-    of_ranks: list[dict[int, bytes]] = [{} for _ in shards]
-    for owner, (key, text) in zip(whose, texts.items(), strict=True):
-        of_ranks[owner][key] = text
-    written = [
-        write_texts(KeyTexts.of(its), source.name, folder, shard.file, chunk_bytes, Progress())
-        for shard, its in zip(shards, of_ranks, strict=True)
+    ranks = owners(np.fromiter(texts, key_dtype(source.key_type).dtype, len(texts))).tolist()
+    by_rank: list[dict[int, bytes]] = [{} for _ in shards]
+    for rank, (key, text) in zip(ranks, texts.items(), strict=True):
+        by_rank[rank][key] = text
+    where = source.name, folder
+    return [
+        s._replace(texts=write_texts(KeyTexts.of(own), *where, s.file, chunk_bytes, Progress()))
+        for s, own in zip(shards, by_rank, strict=True)
     ]
-    return [s._replace(texts=file) for s, file in zip(shards, written, strict=True)]
 
 
-def _counts(source: Source, column: str, owners: _Owners, ranks: int) -> np.ndarray:
+def _count_keys(source: Source, column: str, owners: _Owners, ranks: int) -> np.ndarray:
     counts = np.zeros(ranks, np.int64)
     for keys in source.read(column):
         counts += np.bincount(owners(keys), minlength=ranks)
@@ -162,7 +165,7 @@ def _counts(source: Source, column: str, owners: _Owners, ranks: int) -> np.ndar
 
 
 def _content(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the content of the files, in the order of `tensors_of`, with the keys of each."""
+    """Yields (keys, piece) of all columns, in the order of `tensors_of`."""
     yield from _with_keys(source, "keys")
     yield from _with_keys(source, "values")
     if "stamps" in source.columns:

@@ -1,13 +1,14 @@
-"""Reading a checkpoint: its files as content of a table on this rank, piece by piece.
+"""Files of a checkpoint as the content of a table on this rank, read piece by piece.
 
-An increment has the rows that have changed; those of the other keys are in the files that it
-continues. If as many ranks wrote the checkpoint as read it, and keys have the same owners, each
-rank reads only the file of its own number; otherwise the keys of all files and the rows of its own
-keys.
+An increment has the rows that have changed; the files that it continues have those of the other
+keys. If as many ranks wrote the checkpoint as read it, and keys have the same owners, each rank
+reads only the file of its own number; otherwise it reads the keys of all files and the rows of its
+own keys.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,16 +22,18 @@ from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.content import PENDING, Owns, Saved, SavedPart, SavedRows, owns
 
-_Convert = Callable[[np.ndarray], np.ndarray]
+_Convert: TypeAlias = Callable[[np.ndarray], np.ndarray]
+# [first, last) of keys or rows of a file.
+_Span: TypeAlias = tuple[int, int]
 
 
 def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
-    """Returns the files that have keys of this rank: its own alone, or all."""
+    """Returns the files that this rank reads: its own alone, or all."""
     return [facts.shards[comm.rank]] if _is_own(table, facts, comm) else facts.shards
 
 
 def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
-    """Returns whether each rank has a file with exactly its own keys."""
+    """Whether each rank has a file with exactly its own keys."""
     return len(facts.shards) == comm.size and facts.owner == table.owner.name
 
 
@@ -40,29 +43,28 @@ def saved_in(
     """Returns the content of a checkpoint for this rank's part of a table.
 
     Args:
-      facts: the manifest's entry of the table; dim, key type and dtype fit it.
+      facts: the manifest's entry of the table, which fits it.
       folder: of the checkpoint.
-      progress: told of every chunk when it is read for the first time.
 
     Raises:
       OSError: a file cannot be read. ValueError: a file is corrupt. Reading may raise the same.
     """
-
-    def opened(shard: Shard) -> ShardReader:
-        return open_shard(facts, shard, folder, progress)
-
-    # A file of its own is to a rank as that of one rank alone.
+    # If one rank reads all, or only its own file, all keys are its own.
     is_alone = comm.size == 1 or _is_own(table, facts, comm)
     are_own = None if is_alone else owns(table, comm.rank, comm.size)
     convert = _conversion(table, facts.dtype)
-    # A key that several have is that of the lowest rank.
+
+    def open_part(shard: Shard) -> ShardReader:
+        return open_shard(facts, shard, folder, progress)
+
+    # Of a key in several files the row of the lowest rank counts.
     return Saved.of(
-        [SavedFile(shard, opened, are_own, convert) for shard in shards_of(table, facts, comm)]
+        [SavedFile(shard, open_part, are_own, convert) for shard in shards_of(table, facts, comm)]
     )
 
 
 def _conversion(table: AnyTable, dtype: str) -> _Convert:
-    """Returns the function that converts rows of a dtype to that of the table."""
+    """Returns the conversion of rows of a dtype to that of the table."""
     if dtype == table.row_dtype.name:
         return lambda rows: rows
     source, target = row_dtype(dtype), table.row_dtype
@@ -72,18 +74,16 @@ def _conversion(table: AnyTable, dtype: str) -> _Convert:
 
 
 class SavedFileRows(SavedRows):
-    """The keys of a file that have a row in it, and these rows.
+    """The keys of one file that have a row in it, and these rows.
 
     Args:
-      reader: of the file.
       num_rows: number of such keys.
-      tensors: of each state, by its tensor in the newest file, that in this one; None: it has none
-        yet.
-      convert: converts rows of the file to the dtype of the table.
+      tensors: of each state, by its tensor in the newest file, that in this one; None: the state is
+        newer than this file.
+      convert: rows of the file to the dtype of the table.
 
     Attributes:
-      num_rows: as given.
-      spans: [first, last) of each piece.
+      spans: of each piece.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class SavedFileRows(SavedRows):
         names = [name for name in ("keys", "values", *tensors.values()) if name is not None]
         widest = max(reader.tensors[name].row_bytes for name in names)
         self._step = max(1, CHUNK_BYTES // widest)
-        self.num_rows, self.spans = num_rows, self.cut(0, num_rows)
+        self.num_rows, self.spans = num_rows, self.pieces(0, num_rows)
 
-    def cut(self, first: int, end: int) -> list[tuple[int, int]]:
+    def pieces(self, first: int, end: int) -> list[_Span]:
         """Returns the spans of pieces that cover [first, end)."""
         step = self._step
         return [(begin, min(begin + step, end)) for begin in range(first, end, step)]
 
     def has(self, name: str) -> bool:
-        """Returns whether `read` knows a column here: a state may have come after an older file."""
+        """Whether the file has a column: a state may be newer than the file."""
         return name in ("keys", "value") or self._tensors[name] is not None
 
     def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[np.ndarray]:
@@ -114,16 +114,16 @@ class SavedFileRows(SavedRows):
         spans = self.spans if wanted is None else [self.spans[i] for i in wanted]
         return self.ranges(name, spans) if self.has(name) else iter(())
 
-    def ranges(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
-        """Yields ranges of any column that the file has."""
-        # A reader keeps the chunk that it read last: columns that are read together need one each.
-        reader = self._reader.apart()
+    def ranges(self, name: str, spans: Sequence[_Span]) -> Iterator[np.ndarray]:
+        """Yields spans of any column that the file has."""
+        # A reader keeps its last chunk: columns that are read together need one each.
+        reader = self._reader.clone()
         if name == "value":
             return map(self._convert, reader.rows("values", iter(spans)))
         return reader.rows(self._tensors.get(name) or name, iter(spans))
 
     def corrupt(self, reason: str) -> ValueError:
-        """Returns the error that says so."""
+        """Returns the error of a corrupt file."""
         return self._reader.corrupt(reason)
 
 
@@ -132,9 +132,9 @@ class SavedFile(SavedPart):
 
     Args:
       shard: the file.
-      opened: opens a file of its chain.
+      open_part: opens a file of its chain.
       are_own: says which keys count; None: all.
-      convert: converts rows of the files to the dtype of the table; None: they stay as they are.
+      convert: rows of the files to the dtype of the table; None: they stay as they are.
 
     Attributes:
       files: this file and those that it continues, the newest first.
@@ -143,7 +143,7 @@ class SavedFile(SavedPart):
     def __init__(
         self,
         shard: Shard,
-        opened: Callable[[Shard], ShardReader],
+        open_part: Callable[[Shard], ShardReader],
         are_own: Owns | None = None,
         convert: _Convert | None = None,
     ) -> None:
@@ -153,7 +153,7 @@ class SavedFile(SavedPart):
         chains = {state.tensor: _tensors_of_chain(shard, state.tensor) for state in shard.states}
         self.files = [
             SavedFileRows(
-                opened(part),
+                open_part(part),
                 part.num_rows,
                 {tensor: names[i] for tensor, names in chains.items()},
                 convert or (lambda rows: rows),
@@ -163,12 +163,12 @@ class SavedFile(SavedPart):
         self._rows, *self.older = self.files
         if shard.changed is not None:
             self.num_with_rows = len(self._rows.spans)
-        # In an increment keys that have changed come first.
-        self._spans = [*self._rows.spans, *self._rows.cut(shard.num_rows, shard.rows)]
+        # In an increment changed keys come first.
+        self._spans = [*self._rows.spans, *self._rows.pieces(shard.num_rows, shard.rows)]
 
     @cached_property
     def num_keys(self) -> int:  # type: ignore[override]
-        """The number of keys of this rank."""
+        """The number of keys of this rank, which may read them all."""
         if self.owns is None:
             return self._num_keys
         return sum(int(np.count_nonzero(self.owns(keys))) for keys in self.read("keys"))
@@ -178,7 +178,7 @@ class SavedFile(SavedPart):
 
     def read(self, name: str | int, wanted: Collection[int] | None = None) -> Iterator[np.ndarray]:
         if name in PENDING:
-            spans = self._rows.cut(0, self._num_pending)
+            spans = self._rows.pieces(0, self._num_pending)
         elif name == "keys" or name in self.columns:
             spans = self._spans
         else:
@@ -186,18 +186,12 @@ class SavedFile(SavedPart):
         return self._rows.ranges(str(name), spans if wanted is None else [spans[i] for i in wanted])
 
     def whole(self, name: str) -> np.ndarray:
-        """Returns "keys" or one of `columns` of all keys."""
+        """Returns "keys" or one of `columns`, all in memory."""
         (array,) = self._rows.ranges(name, [(0, self._num_keys)])
         return array
 
     def newest_rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns of each of `files` which of its rows are the newest of a key.
-
-        All keys of the file are in memory for it.
-
-        Returns:
-          Of each the positions of the rows in it, (k,) int64, ascending, and those of their keys
-          among all keys of this file, (k,) int64.
+        """Returns, for each of `files`, the rows of `newest_rows`. All keys are in memory for it.
 
         Raises:
           OSError: a file cannot be read. ValueError: it is corrupt; a key has no row.
@@ -208,13 +202,10 @@ class SavedFile(SavedPart):
     def places_of_rows(
         self, places: Mapping[int, int]
     ) -> list[tuple[SavedFileRows, dict[int, int]]]:
-        """Returns the files that have the newest rows of some keys, and where they are in each.
+        """Returns where the newest rows of some keys are: for each of `files`, row numbers by key.
 
         Args:
           places: of the keys, by key, among all keys of this file.
-
-        Returns:
-          Files, each with the places of rows by key, ascending.
 
         Raises:
           OSError: a file cannot be read. ValueError: it is corrupt; a key has no row.
@@ -232,25 +223,25 @@ class SavedFile(SavedPart):
 def newest_rows(
     keys: np.ndarray, keys_with_rows: Iterable[np.ndarray], corrupt: Callable[[str], ValueError]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns of each file which of its rows are the newest of a key.
+    """Finds the file that has the newest row of each key.
 
     Args:
       keys: (n,) distinct.
-      keys_with_rows: of each file the keys that have a row there, the newest file first.
+      keys_with_rows: for each file, the newest first, the keys that have a row there.
       corrupt: makes an error from a reason.
 
     Returns:
-      Of each file the positions of the rows in it, (k,) int64, ascending, and those of their keys
-      among `keys`, (k,) int64.
+      For each file, the numbers of these rows in it, (k,) int64, ascending, and the positions of
+      their keys in `keys`, (k,) int64.
 
     Raises:
       ValueError: a key has no row.
     """
     found = []
     order = np.argsort(keys)
-    left = keys[order], order  # ascending, and their places
+    left = keys[order], order  # keys without a row so far, ascending, and their positions
     for some in keys_with_rows:
-        by_key = np.argsort(some)  # in any other order the search takes many times as long
+        by_key = np.argsort(some)  # the search is many times faster in this order
         at_left = np.empty(some.size, np.int64)
         at_left[by_key] = np.searchsorted(left[0], some[by_key])
         at_left[at_left == left[0].size] = 0
@@ -266,12 +257,12 @@ def newest_rows(
 
 
 def without_row(count: int) -> str:
-    """Says that keys of a file have no row."""
+    """Returns the reason of an error: keys of a file have no row."""
     return f"{count:,} of its keys have no row there, nor in the files that it continues"
 
 
 def _tensors_of_chain(shard: Shard, tensor: str) -> list[str | None]:
-    """Returns the name of a tensor of rows in each file of a chain, oldest first; None: missing."""
+    """Returns the name of a tensor of rows in each file of a chain, oldest first, or None."""
     names: list[str | None] = []
     name: str | None = tensor
     for part in reversed(shard.chain):

@@ -1,18 +1,16 @@
-"""A file of tensors in the format of safetensors, written and read in pieces.
+"""Files of tensors in the format of safetensors, written and read in pieces.
 
 Eight bytes, little-endian, are the length of the header, which is JSON: dtype, shape and byte range
 of each tensor. The tensors follow, without a gap. Any reader of safetensors opens such a file.
 
 It has no checksum: the manifest has the CRC-32 of each chunk, stretches of equal length from the
-first byte of the file on, and a reader checks a chunk whenever it reads a part of it.
+first byte of the file on, and a reader checks each chunk that it reads from.
 """
 
 import copy
-import errno
 import json
 import math
 import os
-import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -20,15 +18,15 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.files.full_disk import naming_file
+from sok_lite.engine.files.disk import naming_file, open_file
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.json_text import parsed
 
-# The most that readers of safetensors take.
+# The limit of safetensors' own readers.
 MAX_HEADER_BYTES = 100_000_000
 
 LENGTH_BYTES = 8
-# Names of dtypes in a header; rows of bfloat16 are kept as the bits, which NumPy has no dtype for.
+# NumPy dtypes by their safetensors name. NumPy has no bfloat16: rows of it are its bits.
 _DTYPES = {
     "I64": "int64",
     "U64": "uint64",
@@ -42,20 +40,14 @@ _DTYPES = {
     "U8": "uint8",  # of texts
 }
 
-# The length of a chunk. So much is in memory at a time, or a few times as much.
+# The length of a chunk. A few of them are in memory at a time.
 CHUNK_BYTES = 8 << 20
-# The longest that a reader takes: it holds a whole chunk.
+# The longest that a reader accepts: it holds a whole chunk.
 MAX_CHUNK_BYTES = 64 << 20
 
 
 class Tensor(NamedTuple):
-    """A tensor of a file.
-
-    Attributes:
-      name: in the header.
-      dtype: a name of safetensors, such as "F32".
-      shape: its shape.
-    """
+    """A tensor in the header of a file; its dtype is a name of safetensors, such as "F32"."""
 
     name: str
     dtype: str
@@ -63,12 +55,11 @@ class Tensor(NamedTuple):
 
     @property
     def storage(self) -> np.dtype:
-        """The dtype of its elements, little-endian; of BF16 uint16."""
+        """The NumPy dtype, little-endian; of BF16 uint16."""
         return np.dtype(_DTYPES[self.dtype]).newbyteorder("<")
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all elements."""
         return math.prod(self.shape) * self.storage.itemsize
 
     @property
@@ -78,59 +69,51 @@ class Tensor(NamedTuple):
 
 
 def dtype_of(name: str) -> str:
-    """Returns safetensors' name of a dtype of keys or rows, such as "BF16" of "bfloat16"."""
+    """Returns the safetensors name of a dtype of keys or rows, such as "BF16" of "bfloat16"."""
     if name == "bfloat16":
         return "BF16"
     return next(short for short, dtype in _DTYPES.items() if dtype == name)
 
 
-def _header_of(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
-    """Returns the bytes of a file up to its first tensor.
-
-    Args:
-      tensors: all of them, in the order in which they will come.
-      about: further texts.
-    """
-    described: dict[str, Any] = {"__metadata__": dict(about)}
+def _header_of(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Returns the bytes of a file before its first tensor."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
     for tensor in tensors:
         end = begin + tensor.num_bytes
-        described[tensor.name] = {
+        header[tensor.name] = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
         begin = end
-    text = json.dumps(described, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     # The tensors begin at a multiple of 8, so that a reader may map them.
     text = text.ljust(-(-len(text) // 8) * 8)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def _placed_tensors(header: bytes) -> list[tuple[int, int, Tensor]]:
-    """Returns the tensors of a header, by where they are: bytes [first, last) behind it, and each.
+def _parse_header(text: bytes) -> list[tuple[int, int, Tensor]]:
+    """Returns the tensors of a header in file order: bytes [begin, end) after it, and the tensor.
 
     Raises:
       AttributeError, KeyError, TypeError, ValueError: it is no such header.
     """
-    described = parsed(header, object_pairs_hook=distinct)
-    described.pop("__metadata__", None)
-    return sorted(_placed(name, facts) for name, facts in described.items())
-
-
-def _placed(name: str, facts: Any) -> tuple[int, int, Tensor]:
-    """Returns the byte range of a tensor, [begin, end), and the tensor."""
-    first, last = facts["data_offsets"]
-    numbers = [first, last, *facts["shape"]]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"tensor {name!r} has numbers that are none")
-    if facts["dtype"] not in _DTYPES:
-        raise ValueError(f"tensor {name!r} has dtype {facts['dtype']!r}")
-    return first, last, Tensor(name, facts["dtype"], tuple(facts["shape"]))
+    header = parsed(text, object_pairs_hook=distinct)
+    header.pop("__metadata__", None)
+    found = []
+    for name, facts in header.items():
+        begin, end = facts["data_offsets"]
+        if not all(type(n) is int and n >= 0 for n in (begin, end, *facts["shape"])):
+            raise ValueError(f"tensor {name!r} has numbers that are none")
+        if facts["dtype"] not in _DTYPES:
+            raise ValueError(f"tensor {name!r} has dtype {facts['dtype']!r}")
+        found.append((begin, end, Tensor(name, facts["dtype"], tuple(facts["shape"]))))
+    return sorted(found)
 
 
 def distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object of JSON, or raises ValueError if a name occurs twice."""
+    """Returns an object of JSON; raises ValueError if a name occurs twice."""
     found: dict[str, Any] = {}
     for name, value in members:
         if name in found:
@@ -143,7 +126,6 @@ class Written(NamedTuple):
     """Size and checksums of a file, as in the manifest.
 
     Attributes:
-      num_bytes: its size.
       chunk_bytes: the length of a chunk; the last one may be shorter.
       crcs: the CRC-32 of each chunk.
     """
@@ -153,19 +135,19 @@ class Written(NamedTuple):
     crcs: tuple[int, ...]
 
 
-# Of a file that is not there yet.
+# Of a file that does not exist yet.
 NOT_WRITTEN = Written(0, 1, ())
 
 
 class ShardWriter:
-    """Writes a new file, tensor after tensor. Leave it by `close`, also after a failure.
+    """Writes a new file, tensor after tensor. Call `close` at the end, also after a failure.
 
     Args:
-      path: of the file, which must not be there.
-      tensors: all of them, in the order in which they will come.
-      about: further texts of the header; "table" is the name of the table.
-      chunk_bytes: the length of a chunk, which has one checksum; the last one may be shorter.
-      progress: told of every byte of the tensors.
+      path: of the file, which must not exist.
+      tensors: all of them, in the order of the calls of `write`.
+      metadata: of the header; "table" is the name of the table.
+      chunk_bytes: the length of a chunk, which has one checksum.
+      progress: counts the bytes of the tensors.
 
     Raises:
       OSError: the file cannot be made or written.
@@ -175,21 +157,21 @@ class ShardWriter:
         self,
         path: str,
         tensors: Sequence[Tensor],
-        about: Mapping[str, str],
+        metadata: Mapping[str, str],
         chunk_bytes: int,
         progress: Progress | None = None,
     ) -> None:
         self._path, self._chunk_bytes = path, chunk_bytes
         self._progress = progress or Progress()
         self._num_bytes, self._crcs = 0, list[int]()
-        head = _header_of(tensors, about)
-        self._total = len(head) + sum(tensor.num_bytes for tensor in tensors)
-        of_table = f"a file of table {about['table']!r}" if "table" in about else "a file"
-        self._naming = partial(naming_file, path, of_table, self._total, self._progress.total)
+        header = _header_of(tensors, metadata)
+        self._total = len(header) + sum(tensor.num_bytes for tensor in tensors)
+        what = f"a file of table {metadata['table']!r}" if "table" in metadata else "a file"
+        self._naming = partial(naming_file, path, what, self._total, self._progress.total)
         with self._naming():
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            self._write(memoryview(head))
+            self._write(memoryview(header))
         except BaseException:
             self.close()
             raise
@@ -202,17 +184,16 @@ class ShardWriter:
 
     def _write(self, data: memoryview) -> None:
         while data:
-            begun = self._num_bytes % self._chunk_bytes
-            part = data[: self._chunk_bytes - begun]
+            in_chunk = self._num_bytes % self._chunk_bytes
+            part = data[: self._chunk_bytes - in_chunk]
             with self._naming():
                 written = os.write(self._file, part)
-            crc = zlib.crc32(part[:written], self._crcs.pop() if begun else 0)
-            self._crcs.append(crc)
+            self._crcs.append(zlib.crc32(part[:written], self._crcs.pop() if in_chunk else 0))
             self._num_bytes += written
             data = data[written:]
 
     def finish(self) -> Written:
-        """Syncs the file to disk; returns its size and checksums, for the manifest."""
+        """Syncs the file to disk; returns its size and checksums."""
         if self._num_bytes != self._total:
             raise RuntimeError(
                 f"{self._path} was to have {self._total:,} bytes. Received: {self._num_bytes:,}. "
@@ -230,13 +211,13 @@ class ShardWriter:
 
 
 class ShardReader:
-    """Reads a file of `ShardWriter`, or one that claims to be: header and sizes are all checked.
+    """Reads a file of `ShardWriter`. It trusts nothing: header, sizes and chunks are checked.
 
     Args:
       path: of the file.
       written: its size and checksums, from the manifest.
       table: name of its table, for errors.
-      progress: told of every chunk when it is read for the first time.
+      progress: counts the bytes of each chunk, once.
 
     Attributes:
       tensors: by name.
@@ -250,8 +231,8 @@ class ShardReader:
         self, path: str, written: Written, table: str, progress: Progress | None = None
     ) -> None:
         self._path, self._written, self._table = path, written, table
-        self._progress, self._seen = progress or Progress(), set[int]()
-        self._number, self._chunk = -1, b""  # of the chunk that was read last, and it
+        self._progress, self._counted = progress or Progress(), set[int]()
+        self._number, self._chunk = -1, b""  # of the chunk that was read last
         num_chunks = -(-written.num_bytes // written.chunk_bytes)
         if len(written.crcs) != num_chunks:
             raise self.corrupt(f"{num_chunks:,} chunks have {len(written.crcs):,} checksums")
@@ -263,175 +244,107 @@ class ShardReader:
                     f"{min(num_bytes, written.num_bytes) // written.chunk_bytes} of {num_chunks} "
                     "is the first that is wrong"
                 )
-            self._begin, self.tensors = self._described(file)
+            self._offsets, self.tensors = self._read_header(file)
 
-    def _described(self, file: Any) -> tuple[int, dict[str, Tensor]]:
-        """Returns the byte at which the tensors begin, and the tensors."""
+    def _read_header(self, file: IO[bytes]) -> tuple[dict[str, int], dict[str, Tensor]]:
+        """Returns, by name, the bytes at which tensors begin, and the tensors."""
         size = self._written.num_bytes
         if size < LENGTH_BYTES:
             raise self.corrupt("it is too short for a header")
         length = int.from_bytes(self._read(file, 0, LENGTH_BYTES), "little")
         if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
             raise self.corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
-        begin = LENGTH_BYTES + length
+        data_begin = LENGTH_BYTES + length
         try:
-            placed = _placed_tensors(self._read(file, LENGTH_BYTES, begin))
+            placed = _parse_header(self._read(file, LENGTH_BYTES, data_begin))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self.corrupt(f"its header is none of safetensors: {error}") from error
-        end = 0
-        for first, last, tensor in placed:
-            if first != end or last - first != tensor.num_bytes:
+        last_end = 0
+        for begin, end, tensor in placed:
+            if begin != last_end or end - begin != tensor.num_bytes:
                 raise self.corrupt(f"tensor {tensor.name!r} is not where its shape says")
-            end = last
-        if end != size - begin:
-            raise self.corrupt(f"its tensors have {end:,} bytes, and there are {size - begin:,}")
-        self._first = {tensor.name: begin + first for first, _, tensor in placed}
-        return begin, {tensor.name: tensor for *_, tensor in placed}
+            last_end = end
+        if last_end != size - data_begin:
+            raise self.corrupt(
+                f"its tensors have {last_end:,} bytes, and there are {size - data_begin:,}"
+            )
+        offsets = {tensor.name: data_begin + begin for begin, _, tensor in placed}
+        return offsets, {tensor.name: tensor for *_, tensor in placed}
 
-    def apart(self) -> "ShardReader":
-        """Returns a reader of the same file that has its own chunk in memory."""
+    def clone(self) -> "ShardReader":
+        """Returns a reader of the same file, which keeps another chunk in memory."""
         other = copy.copy(self)
-        other.forget()
+        other.free_chunk()
         return other
 
     def rows(self, name: str, ranges: Iterator[tuple[int, int]]) -> Iterator[np.ndarray]:
-        """Yields rows of a tensor, range by range.
-
-        Args:
-          name: of the tensor.
-          ranges: [first, last) of each.
-        """
+        """Yields rows [first, last) of a tensor, range by range."""
         tensor = self.tensors[name]
-        begin, width = self._first[name], tensor.row_bytes
+        begin, width = self._offsets[name], tensor.row_bytes
         with open_file(self._path) as file:
             for first, last in ranges:
                 data = self._read(file, begin + first * width, begin + last * width)
                 yield np.frombuffer(data, tensor.storage).reshape(last - first, *tensor.shape[1:])
 
-    def _read(self, file: Any, begin: int, end: int) -> bytes:
+    def _read(self, file: IO[bytes], begin: int, end: int) -> bytes:
         """Returns the bytes [begin, end), after checking their chunks."""
         size = self._written.chunk_bytes
         parts = []
         try:
             for number in range(begin // size, -(-end // size)):
-                chunk = self._checked(file, number)
+                chunk = self._read_chunk(file, number)
                 parts.append(chunk[max(0, begin - number * size) : end - number * size])
             return parts[0] if len(parts) == 1 else b"".join(parts)
-        except MemoryError as error:  # Python's own says nothing
+        except MemoryError as error:  # Python's own has no text
             raise MemoryError(
                 f"No memory for {end - begin:,} bytes of {self._path}, a file of table "
                 f"{self._table!r}."
             ) from error
 
-    def _checked(self, file: Any, number: int) -> bytes:
+    def _read_chunk(self, file: IO[bytes], number: int) -> bytes:
         if number != self._number:
-            size, total = self._written.chunk_bytes, self._written.num_bytes
-            expected = min(size, total - number * size)
-            file.seek(number * size)
-            chunk = file.read(expected)
-            self.check(number, chunk)
+            file.seek(number * self._written.chunk_bytes)
+            chunk = file.read(self._length_of(number))
+            self.check_chunk(number, chunk)
             self._number, self._chunk = number, chunk
-            if number not in self._seen:
-                self._seen.add(number)
-                self._progress.add(expected)
+            if number not in self._counted:
+                self._counted.add(number)
+                self._progress.add(len(chunk))
         return self._chunk
 
-    def check(self, number: int, chunk: bytes | memoryview) -> None:
-        """Raises ValueError if the bytes of a chunk do not have its checksum."""
-        size, total = self._written.chunk_bytes, self._written.num_bytes
-        expected = min(size, total - number * size)
-        if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
+    def _length_of(self, number: int) -> int:
+        size = self._written.chunk_bytes
+        return min(size, self._written.num_bytes - number * size)
+
+    def check_chunk(self, number: int, chunk: bytes | memoryview) -> None:
+        """Raises ValueError if a chunk differs from its checksum."""
+        crcs, length = self._written.crcs, self._length_of(number)
+        if len(chunk) != length or zlib.crc32(chunk) != crcs[number]:
             raise self.corrupt(
-                f"chunk {number} of {len(self._written.crcs)}, {expected:,} bytes from "
-                f"{number * size:,} on, is not what was written"
+                f"chunk {number} of {len(crcs)}, {length:,} bytes from "
+                f"{number * self._written.chunk_bytes:,} on, is not what was written"
             )
 
-    def forget(self) -> None:
+    def free_chunk(self) -> None:
         """Frees the memory of the chunk that was read last."""
         self._number, self._chunk = -1, b""
 
-    def place(self, name: str) -> int:
+    def offset_of(self, name: str) -> int:
         """Returns the byte of the file at which a tensor begins."""
-        return self._first[name]
+        return self._offsets[name]
 
     def expect(self, tensor: Tensor) -> None:
         """Raises ValueError if the file has no such tensor."""
-        if self.tensors.get(tensor.name) != tensor:
-            raise self.corrupt(
-                f"expected {_text(tensor)}, and it has {_text(self.tensors.get(tensor.name))}"
-            )
+        found = self.tensors.get(tensor.name)
+        if found != tensor:
+            raise self.corrupt(f"expected {_text(tensor)}, and it has {_text(found)}")
 
     def corrupt(self, reason: str) -> ValueError:
-        """Returns a ValueError that the file is corrupt, with table, file and reason."""
+        """Returns the error of a corrupt file."""
         return ValueError(
             f"{self._path}, a file of table {self._table!r}, is corrupt: {reason}. Nothing was "
             "loaded. Take another checkpoint."
         )
-
-
-def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a file to be read: never a pipe, which may block its reader forever, or a device.
-
-    Raises:
-      OSError: it cannot be opened, or is no regular file.
-    """
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(number).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
-        return os.fdopen(number, "rb")
-    except BaseException:
-        os.close(number)
-        raise
-
-
-def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
-    """Returns the bytes of a file that somebody may have put there, if it is not too large.
-
-    Args:
-      most: bytes that no true one has.
-
-    Raises:
-      OSError: it cannot be opened, or is no regular file. ValueError: it has more bytes.
-    """
-    with open_file(path) as file:
-        return whole_of(file, path, most)
-
-
-def whole_of(file: IO[bytes], path: str | os.PathLike[str], most: int) -> bytes:
-    """Does what `read_whole` does with a file that is open."""
-    size = os.fstat(file.fileno()).st_size
-    if size > most:
-        raise ValueError(
-            f"{os.fspath(path)} must have at most {most:,} bytes. Received: {size:,}. It is "
-            "another file, or corrupt: take another copy."
-        )
-    try:
-        return file.read()
-    except MemoryError as error:  # Python's own says nothing
-        raise MemoryError(f"No memory for {size:,} bytes of {os.fspath(path)}.") from error
-
-
-def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Returns the arrays of an .npz file by name, all in memory.
-
-    Raises:
-      OSError: it cannot be opened, or is no regular file. ValueError: it is corrupt. MemoryError:
-        there is no memory for them.
-    """
-    with open_file(path) as opened:
-        try:
-            with np.load(opened, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        except MemoryError:
-            raise
-        except Exception as error:  # zipfile, zlib and NumPy have errors of many kinds
-            raise ValueError(
-                f"{os.fspath(path)!r} is corrupt: {error}. Take another copy of it."
-            ) from error
 
 
 def _text(tensor: Tensor | None) -> str:

@@ -1,11 +1,11 @@
-"""Static tables in a checkpoint: a file has the numbers of rows as keys.
+"""Static tables in a checkpoint, with the numbers of rows as keys.
 
-So any reader of the files of dynamic tables reads these, and a table of either kind loads those of
-the other, if it has these keys. The rows themselves are stored outside the engine.
+So readers of dynamic tables read them too, and a table of either kind loads those of the other, if
+it has these keys. The rows themselves are stored outside the engine.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +23,7 @@ from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table.content import warn_of_repeated
 from sok_lite.engine.table.restore import KeySelection, Swap
 
-# Takes the name of a column, "value" or that of a state, and [first, last) of this rank's rows.
+# Returns rows [first, last) of this rank: (name of a column, "value" or a state; first; last).
 ReadRows: TypeAlias = Callable[[str, int, int], np.ndarray]
 
 
@@ -31,46 +31,41 @@ class StaticPart(Item):
     """This rank's rows of a static table, and their optimizer states.
 
     Args:
-      table: the static table.
-      states: of one optimizer, which have as many elements as a row; None: they are left out.
-
-    Attributes:
-      table, states: the arguments.
+      states: names of those of one optimizer, each as long as a row; None: they are left out.
     """
 
     def __init__(self, table: StaticTable, states: tuple[str, ...] | None = None) -> None:
         self.table: StaticTable = table
-        self.states, self.of_all_ranks = states, (table.num_rows,)
+        self.states, self.equal_on_all_ranks = states, (table.num_rows,)
 
     @abstractmethod
-    def reading(self) -> ReadRows:
-        """Returns a function that reads the present rows, also if they change before it is called.
+    def row_reader(self) -> ReadRows:
+        """Returns a function that reads the present rows, even if they change before its calls.
 
         It returns (last - first, dim) on the host, of the storage dtype; of a state float32.
         """
 
     @abstractmethod
     def assignment(self, columns: Mapping[str, np.ndarray]) -> Swap:
-        """Returns what sets all rows of columns, of the shapes and dtypes that `reading` gives; it
-        needs no memory."""
-
-    # ---------------------------------------------------------------- as an item of a checkpoint
+        """Returns a function that assigns all rows, read by `row_reader`; it needs no memory."""
 
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
     ) -> ShardContent:
         table, numbers = self.table, self.table.row_numbers(comm.rank, comm.size)
+        names = self.states or ()
         states = tuple(
             StateFacts(f"states.{i}.{name}", name, table.dim, 0.0, 1)
-            for i, name in enumerate(self.states or ())
+            for i, name in enumerate(names)
         )
         sizes = (len(numbers), 0, False, False)
         shard = Shard(file, *sizes, states, {"num_lookups": 0}, NOT_WRITTEN)
         tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-        arrays = _arrays(self, self.reading(), numbers, chunk_bytes)
+        step = max(1, chunk_bytes // max(8, 4 * table.dim))
+        arrays = _arrays(self.row_reader(), names, numbers, step)
         return ShardContent(table.name, shard, tensors, arrays)
 
-    def loaded(
+    def prepare_load(
         self,
         facts: TableFacts,
         folder: str,
@@ -134,7 +129,7 @@ class _RowNumbers:
         self._order = table.backend.xp.full(len(numbers), NO_ROW, np.uint32)
 
     def _places(self, keys: Array) -> tuple[Array, Array]:
-        """Returns the positions of keys among the rows, and which keys exist."""
+        """Returns the positions of keys among the rows of this rank, and which keys are theirs."""
         start, stop, step = self._numbers.start, self._numbers.stop, self._numbers.step
         is_there = (keys >= start) & (keys < stop) & ((keys - start) % step == 0)
         return (keys - start) // step, is_there
@@ -167,9 +162,9 @@ class _RowNumbers:
 
 
 def _arrays(
-    part: StaticPart, read: ReadRows, numbers: range, chunk_bytes: int
+    read: ReadRows, states: Sequence[str], numbers: range, step: int
 ) -> Iterator[np.ndarray]:
-    step = max(1, chunk_bytes // max(8, 4 * part.table.dim))
+    """Yields the tensors of the file in pieces of `step` rows."""
     spans = [(first, min(first + step, len(numbers))) for first in range(0, len(numbers), step)]
     for first, last in spans:
         yield np.array(numbers[first:last], np.int64)
@@ -177,6 +172,6 @@ def _arrays(
         yield read("value", first, last)
     for first, last in spans:
         yield np.zeros(last - first, np.uint32)  # stamps
-    for name in part.states or ():
+    for name in states:
         for first, last in spans:
             yield read(name, first, last)

@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 from sok_lite.backend.build import cache_folder
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.full_disk import naming_file
+from sok_lite.engine.files.disk import naming_file, sync_path
 from sok_lite.engine.files.lock import try_flock, waited_for
 from sok_lite.engine.files.manifest import Manifest
 from sok_lite.engine.local_path import plain_path
@@ -546,7 +546,7 @@ class Store:
         try:
             with naming_file(part, what):
                 self._retry("read", path, lambda system: system.get_file(path, part))
-                manifest.sync_path(part)
+                sync_path(part)
             os.replace(part, target)
         except BaseException:
             with suppress(OSError):

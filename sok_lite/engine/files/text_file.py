@@ -68,11 +68,11 @@ def find_texts(file: TextFile, table: str, folder: str, keys: Collection[int]) -
     pieces = ((first, min(first + step, file.keys)) for first in range(0, file.keys, step))
     found = {}
     for key, place in first_places(reader.rows("keys", pieces), keys).items():
-        (ends,) = reader.apart().rows("ends", iter([(max(0, place - 1), place + 1)]))
+        (ends,) = reader.clone().rows("ends", iter([(max(0, place - 1), place + 1)]))
         begin, end = (0, *ends.tolist())[-2:]
         if not 0 <= begin <= end <= file.num_bytes:
             raise reader.corrupt(f"the text of key {key} ends where none can")
-        (text,) = reader.apart().rows("data", iter([(begin, end)]))
+        (text,) = reader.clone().rows("data", iter([(begin, end)]))
         found[key] = text.tobytes()
     return found
 

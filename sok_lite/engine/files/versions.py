@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sok_lite.engine.dtypes import check_integer
+from sok_lite.engine.files.disk import sync_path
 from sok_lite.engine.files.lock import Lock
-from sok_lite.engine.files.manifest import sync_path
 from sok_lite.engine.files.store import Store, is_in_store, joined
 from sok_lite.engine.local_path import local_path
 

@@ -5,7 +5,7 @@ import pytest
 
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.comm import CommunicatorError, run_ranks
-from sok_lite.engine.files.commits import Commits, keepers
+from sok_lite.engine.files.commits import Commits, backup_ranks
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.owner import HASH
@@ -223,7 +223,7 @@ def _commit_twice(processes, number, late):
     ],
 )
 def test_a_copy_is_kept_on_another_machine_where_there_is_one(machines, expected):
-    assert keepers(machines) == expected
+    assert backup_ranks(machines) == expected
 
 
 def test_a_checkpoint_of_another_job_is_no_commit_of_this_one(backend, tmp_path):

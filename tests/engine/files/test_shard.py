@@ -52,7 +52,7 @@ def test_no_memory_for_a_tensor_is_said_with_its_file(tmp_path, monkeypatch):
     def none_left(self, file, number):
         raise MemoryError
 
-    monkeypatch.setattr(ShardReader, "_checked", none_left)
+    monkeypatch.setattr(ShardReader, "_read_chunk", none_left)
     with pytest.raises(
         MemoryError, match=f"^No memory for 24 bytes of {path}, a file of table 't'"
     ):

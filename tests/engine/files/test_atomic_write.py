@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from sok_lite.engine.files import beside
+from sok_lite.engine.files import atomic_write
 
 ROOT = Path(__file__).parents[3]
 # Writes half of a folder, and waits.
 PROGRAM = """
 import os, sys
-from sok_lite.engine.files import beside
-with beside.in_place_of(sys.argv[1]) as new:
+from sok_lite.engine.files import atomic_write
+with atomic_write.replacing(sys.argv[1]) as new:
     os.mkdir(new)
     print("writing", flush=True)
     sys.stdin.readline()
@@ -26,7 +26,7 @@ with beside.in_place_of(sys.argv[1]) as new:
 def system(request, monkeypatch):
     """One that can exchange two folders, or cannot."""
     if not request.param:
-        monkeypatch.setattr(beside, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(atomic_write, "_exchange", lambda one, other: False)
 
 
 def folder_of(path, text):
@@ -47,7 +47,7 @@ def started(path):
 def test_a_folder_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "a"
     for text in ("old", "new"):
-        with beside.in_place_of(str(path)) as new:
+        with atomic_write.replacing(str(path)) as new:
             folder_of(Path(new), text)
             if text == "new":
                 assert (path / "file").read_text() == "old"
@@ -56,7 +56,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
 
 def test_a_folder_is_there_at_every_moment(tmp_path, monkeypatch):
     """Where the system can exchange two: looked at between any two calls of it."""
-    if not beside._exchange(str(tmp_path), str(tmp_path)):
+    if not atomic_write._exchange(str(tmp_path), str(tmp_path)):
         pytest.skip("this file system exchanges no names")
     path, seen = tmp_path / "a", []
     folder_of(path, "old")
@@ -70,7 +70,7 @@ def test_a_folder_is_there_at_every_moment(tmp_path, monkeypatch):
 
         return wrapped
 
-    with beside.in_place_of(str(path)) as new:
+    with atomic_write.replacing(str(path)) as new:
         folder_of(Path(new), "new")
         for name in ("rename", "replace", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, looking(getattr(os, name)))
@@ -81,7 +81,7 @@ def test_a_folder_is_there_at_every_moment(tmp_path, monkeypatch):
 def test_what_fails_leaves_the_old(tmp_path, monkeypatch):
     path = tmp_path / "a"
     folder_of(path, "old")
-    with pytest.raises(OSError, match="full"), beside.in_place_of(str(path)) as new:
+    with pytest.raises(OSError, match="full"), atomic_write.replacing(str(path)) as new:
         folder_of(Path(new), "new")
         raise OSError("full")
     rename = os.rename
@@ -91,11 +91,11 @@ def test_what_fails_leaves_the_old(tmp_path, monkeypatch):
             raise OSError("no name")
         rename(source, target)
 
-    with beside.in_place_of(str(path)) as new:
+    with atomic_write.replacing(str(path)) as new:
         folder_of(Path(new), "old")
     monkeypatch.setattr(os, "rename", failing)
     try:
-        with beside.in_place_of(str(path)) as new:
+        with atomic_write.replacing(str(path)) as new:
             folder_of(Path(new), "new")
     except OSError:
         assert (path / "file").read_text() == "old"
@@ -106,13 +106,13 @@ def test_a_file_keeps_its_mode_and_its_link(tmp_path):
     (tmp_path / "there").write_bytes(b"old")
     (tmp_path / "there").chmod(0o600)
     (tmp_path / "link").symlink_to("there")
-    beside.write_file(tmp_path / "link", b"new")
+    atomic_write.write_file(tmp_path / "link", b"new")
     assert (tmp_path / "there").read_bytes() == b"new" and (tmp_path / "link").is_symlink()
     assert (tmp_path / "there").stat().st_mode & 0o777 == 0o600
-    beside.write_file("/dev/null", b"new")
+    atomic_write.write_file("/dev/null", b"new")
     assert not Path("/dev/null").is_file()
     reader, writer = os.pipe()
-    beside.write_file(f"/dev/fd/{writer}", b"new")
+    atomic_write.write_file(f"/dev/fd/{writer}", b"new")
     os.close(writer)
     with open(reader, "rb") as pipe:
         assert pipe.read() == b"new"
@@ -129,7 +129,7 @@ def test_what_a_killed_process_has_left_goes_and_nothing_else(tmp_path):
     for name in others:
         folder_of(tmp_path / name, "of another program")
     (tmp_path / f".a.part-{16 * '0'}" / "a.lock").write_text("of another program")
-    with beside.in_place_of(str(path)) as new:
+    with atomic_write.replacing(str(path)) as new:
         folder_of(Path(new), "new")
     assert set(os.listdir(tmp_path)) == {"a"} | others | of_living
     living.communicate("go on\n")
