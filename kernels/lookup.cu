@@ -341,7 +341,7 @@ SOK_DEVICE void recall_in(const SokShare share, const Search& search, const i64*
 // rows        (n,)  out  row number, or SOK_NO_ROW
 // num_others  (1,)  grows by the keys that differ from the known ones; null: not counted
 // num_without_row  (1,)  grows by the keys without a row; null: not counted
-SOK_TILE_KERNEL(recall_rows)
+SOK_TILE_KERNEL(find_with_hint)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
  i64 empty_key, i64 reclaim_key, i64 stamp, const i64* keys, const i64* known_keys,
  const u32* known_rows, u32* rows, i64* num_others, i64* num_without_row, i64 n) {
@@ -357,7 +357,7 @@ SOK_TILE_KERNEL(recall_rows)
   if (num_others) sok_count(num_others, others);
   if (num_without_row) sok_count(num_without_row, tally.missing);
 }
-SOK_EXPORT(recall_rows)
+SOK_EXPORT(find_with_hint)
 
 #ifndef __CUDACC__
 // Copies a row, which is all that a sum of one item is; null: zeros. For rows of 16 bits the

@@ -79,12 +79,12 @@ struct SokCountersRecord {
   int64_t found, missed, inserted, evicted, refused, not_admitted, not_updated, erased;
 };
 
-// The keys of the last gradient and their row numbers: sok_lite/engine/table/last_gradient.py.
+// The keys of the last gradient and their row numbers: sok_lite/engine/table/row_cache.py.
 struct SokGradientRecord {
   const int64_t* keys;   // (size,)
   const uint32_t* rows;  // (size,)
   int64_t size;          // -1: nothing is known
-  int64_t row_epoch, is_complete, lookup_number;
+  int64_t row_version, is_complete, lookup_number;
   int64_t* room_keys;  // memory that native code may write them to
   uint32_t* room_rows;
   int64_t room;  // for how many
@@ -102,8 +102,8 @@ struct SokTableRecord {
   int64_t is_settled;
   // What native code may do: kSokReads, and kSokInserts for lookups that would insert.
   int64_t allows;
-  int64_t row_epoch;   // changes whenever row numbers handed out before may be stale
-  int64_t num_native;  // calls of native code that have changed the table
+  int64_t row_version;  // changes whenever row numbers handed out before may be stale
+  int64_t num_native;   // calls of native code that have changed the table
   // Whether a lookup that may insert counts a key as often as its batch has it, not once.
   int64_t counts_repeats;
   int64_t turns_away;  // whether some new keys get no row: native code inserts none then

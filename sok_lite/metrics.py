@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from sok_lite.engine.dtypes import check_integer
-from sok_lite.engine.work_done import INPUT_WAITS
+from sok_lite.engine.work_counters import INPUT_WAITS
 from sok_lite.reports.openmetrics import CONTENT_TYPE, prometheus_of_served, served_in
 from sok_lite.reports.server import serve_text
 

@@ -168,7 +168,7 @@ def test_the_bridge_speaks_of_no_single_api(path):
 # when others have its text, and when a program asks of all ranks whether a key is there.
 ASK_OWNERS = {
     *("sok_lite.engine.owner", "sok_lite.engine.exchange", "sok_lite.engine.foreign_keys"),
-    *("sok_lite.engine.table.content", "sok_lite.engine.files.rewriting"),
+    *("sok_lite.engine.table.content", "sok_lite.engine.files.source_writer"),
     *("sok_lite.engine.texts", "sok_lite.cli.commands.verify", "sok_lite.bridge.serving.in_order"),
     "sok_lite.bridge.table_ops",
 }

@@ -21,7 +21,7 @@ import pytest
 from scripts import check
 from sok_lite._version import __version__
 from sok_lite.backend import build
-from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source_writer import write_checkpoint
 from sok_lite.native import library
 
 ROOT = Path(__file__).resolve().parent.parent

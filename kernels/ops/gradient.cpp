@@ -265,7 +265,7 @@ class GradientOfCall {
     SokGradientRecord& gradient = plan_.parts[i].record->gradient;
     gradient.keys = gradient.room_keys;
     gradient.rows = gradient.room_rows;
-    gradient.row_epoch = told_[i];
+    gradient.row_version = told_[i];
     gradient.is_complete = told_[Count() + i] == 0;
     gradient.lookup_number = told_[2 * Count() + i];
     gradient.size = items_[i].num_keys;

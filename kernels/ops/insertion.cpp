@@ -9,7 +9,7 @@ namespace {
 
 // Of `Count`, sok_lite/engine/table/counters.py.
 constexpr int64_t kRefused = 5, kUsed = 6;
-// Lines after which a key finds no slot: MOST_LINES of sok_lite/engine/table/det_index.py.
+// Lines after which a key finds no slot: MAX_PROBE_LINES of sok_lite/engine/table/det_index.py.
 constexpr int64_t kMostLines = 256;
 
 // Where an "hbm" index is, as kernels take it that change it.

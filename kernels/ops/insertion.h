@@ -1,6 +1,6 @@
 // New keys, without Python, where the index and the rows of a table need no more memory: as
-// `ItemInsertion` (sok_lite/engine/table/insert.py) and, on a CPU, `HkvInsertion` insert them into a
-// table that evicts none for them.
+// `ItemInsertion` (sok_lite/engine/table/insert.py) and, on a CPU, `HkvInsertion` insert them into
+// a table that evicts none for them.
 //
 // A key that comes for the first time needs a slot, a row, and what its row begins with. Items of
 // an "hbm" table need not be told apart before: the index does, and of those with one key one takes

@@ -483,7 +483,7 @@ class Lookup {
     auto* told = static_cast<int64_t*>(outputs_->last());
     for (size_t i = 0; i < count; ++i) {
       const Part& part = plan_.parts[i];
-      told[i] = part.record->row_epoch;
+      told[i] = part.record->row_version;
       told[count + i] = missing[part.table];
       told[2 * count + i] = inserts ? part.record->clock.now : 0;
     }

@@ -42,7 +42,7 @@ struct Driver {
   Kernel rows_deliver[4];                          // of words of 1, 2, 4 and 8 bytes
   // Of a GPU:
   Kernel pool[4];  // of rows in float32, float16, bfloat16 and float64
-  Kernel recall_rows, dedup_insert, dedup_number, dedup_labels, sort_pass, group_sorted;
+  Kernel find_with_hint, dedup_insert, dedup_number, dedup_labels, sort_pass, group_sorted;
   Kernel give_distinct;
 
   // Whether the kernels take as many arguments as native code gives them.
@@ -54,7 +54,7 @@ struct Driver {
     }
     if (gpu) {
       return find.num_arguments == 22 && pool[0].num_arguments == 12 &&
-             rows_read[0].num_arguments == 6 && recall_rows.num_arguments == 15 &&
+             rows_read[0].num_arguments == 6 && find_with_hint.num_arguments == 15 &&
              dedup_insert.num_arguments == 10 && dedup_number.num_arguments == 13 &&
              dedup_labels.num_arguments == 11 && sort_pass.num_arguments == 12 &&
              group_sorted.num_arguments == 4 && give_distinct.num_arguments == 7 &&

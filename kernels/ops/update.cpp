@@ -204,7 +204,7 @@ class UpdateOfCall {
     const SokTableRecord& table = *plan_.parts[number].record;
     const SokGradientRecord& last = table.gradient;
     return last.size == arrays_[number].size && last.is_complete &&
-           last.row_epoch == table.row_epoch && last.lookup_number > 0 &&
+           last.row_version == table.row_version && last.lookup_number > 0 &&
            last.lookup_number == table.clock.now;
   }
 
@@ -235,7 +235,7 @@ class UpdateOfCall {
     uint32_t* rows = rows_;
     gpu->Begin();
     if (counts) gpu->FillZeros(counts, kNumCounts * sizeof(int64_t));
-    Launch launch(plan_.driver->recall_rows);
+    Launch launch(plan_.driver->find_with_hint);
     moved_.resize(count);
     for (size_t i = 0; i < count; ++i) {
       const SokGradientRecord& last = plan_.parts[i].record->gradient;

@@ -27,7 +27,7 @@ I64, I32, U32, U64, F32 = (ARGUMENT_DTYPES[code] for code in "qiIQf")
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is used
 
 
-class Work(NamedTuple):
+class LaunchArgs(NamedTuple):
     """The arguments of a kernel launch for one table; one launch takes those of many tables.
 
     Attributes:
@@ -103,7 +103,7 @@ class Backend(ABC):
         return None
 
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
-        """Runs a kernel, see `Work` for its arguments. A GPU runs it asynchronously.
+        """Runs a kernel, see `LaunchArgs` for its arguments. A GPU runs it asynchronously.
 
         Raises:
           TypeError: the arguments do not fit the kernel's signature, or an array is not contiguous.
@@ -112,9 +112,9 @@ class Backend(ABC):
 
     def prepared(self, kernel: str, num_items: int, *args: Any) -> Launch:
         """Returns a `launch` that is yet to be made; `launch_all` makes several as one."""
-        return Launch(self, kernel, Work(num_items, args))
+        return Launch(self, kernel, LaunchArgs(num_items, args))
 
-    def launch_parts(self, kernel: str, tables: Sequence[Work]) -> None:
+    def launch_tables(self, kernel: str, tables: Sequence[LaunchArgs]) -> None:
         """Runs a kernel for several tables in one launch, which may run them in any order.
 
         On a GPU it is one launch per 30,000 bytes of arguments, those of some 180 tables.
@@ -122,7 +122,7 @@ class Backend(ABC):
         launch_all(*([Launch(self, kernel, args)] for args in tables))
 
     @abstractmethod
-    def packed(self, kernel: str, tables: Sequence[Work]) -> "list[Callable[[], Any]]":
+    def packed(self, kernel: str, tables: Sequence[LaunchArgs]) -> "list[Callable[[], Any]]":
         """Returns launches with packed arguments: calling them allocates next to nothing.
 
         Args:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend.arguments import WORDS, address_of, addresses_of, pack_arguments
-from sok_lite.backend.base import Array, Backend, Work
+from sok_lite.backend.base import Array, Backend, LaunchArgs
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
 from sok_lite.backend.table_lock import TableLock, load
@@ -131,14 +131,14 @@ class CpuBackend(Backend):
 
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         if num_items > 0:
-            self._launch(self._words(kernel, [Work(num_items, args)]))
+            self._launch(self._words(kernel, [LaunchArgs(num_items, args)]))
 
-    def packed(self, kernel: str, tables: Sequence[Work]) -> list[Callable[[], Any]]:
+    def packed(self, kernel: str, tables: Sequence[LaunchArgs]) -> list[Callable[[], Any]]:
         action = partial(self._launch, ctypes.byref(self._words(kernel, tables)))
         action.tables = tables  # type: ignore[attr-defined]  # keeps their arrays alive
         return [action]
 
-    def _words(self, kernel: str, tables: Sequence[Work]) -> Any:
+    def _words(self, kernel: str, tables: Sequence[LaunchArgs]) -> Any:
         words, first = self._launch_words(kernel, [each.num_items for each in tables])
         signature = self._kernels[kernel].signature
         arguments = [each.arguments for each in tables]

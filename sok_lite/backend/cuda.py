@@ -14,7 +14,7 @@ import cupy
 import numpy as np
 
 from sok_lite.backend.arguments import check_array, pack_arguments
-from sok_lite.backend.base import Array, Backend, Work
+from sok_lite.backend.base import Array, Backend, LaunchArgs
 from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBinaries, kernel_names
 from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, kernel_files
@@ -190,7 +190,7 @@ class CudaBackend(Backend):
             self._tuned[block_size] = tuned
         return tuned
 
-    def packed(self, kernel: str, tables: Sequence[Work]) -> list[Callable[[], Any]]:
+    def packed(self, kernel: str, tables: Sequence[LaunchArgs]) -> list[Callable[[], Any]]:
         signature = self._source(kernel).signature
         arguments = np.empty((len(tables), len(signature)), np.int64)
         pack_arguments(
@@ -205,7 +205,11 @@ class CudaBackend(Backend):
         ]
 
     def _plan_launch(
-        self, kernel: str, num_items: Sequence[int], arguments: np.ndarray, tables: Sequence[Work]
+        self,
+        kernel: str,
+        num_items: Sequence[int],
+        arguments: np.ndarray,
+        tables: Sequence[LaunchArgs],
     ) -> Callable[[], Any]:
         """Returns a launch; `arguments` has a row of words for each of its tables."""
         num_parts = len(num_items)

@@ -13,7 +13,7 @@ class Launch(NamedTuple):
     Attributes:
       backend: the `Backend` that makes it.
       kernel: the kernel's name.
-      args: its `Work`; without items nothing is launched.
+      args: its `LaunchArgs`; without items nothing is launched.
     """
 
     backend: Any

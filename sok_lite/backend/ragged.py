@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sok_lite.backend.base import Array, Backend, Work, as_words
+from sok_lite.backend.base import Array, Backend, LaunchArgs, as_words
 from sok_lite.backend.launches import launch_all
 
 _FEW = 256  # sizes that Python adds up faster than NumPy
@@ -64,8 +64,8 @@ def _ascending(backend: Backend, numbers: np.ndarray, sizes: np.ndarray, step: i
     """Returns `numbers[t] + step * i` for the i-th item of each table t, (n,) int32."""
     out = backend.xp.empty(int(sizes.sum()), np.int32)
     of_tables = zip(numbers.tolist(), sizes.tolist(), split(out, sizes), strict=True)
-    parts = [Work(size, (number, step, its, size)) for number, size, its in of_tables]
-    backend.launch_parts("table_numbers", parts)
+    parts = [LaunchArgs(size, (number, step, its, size)) for number, size, its in of_tables]
+    backend.launch_tables("table_numbers", parts)
     return out
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.string_keys import is_keras_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, callers
-from sok_lite.engine.dtypes import array_of_keys, as_float, is_integer, no_copy
+from sok_lite.engine.dtypes import array_of_keys, as_float, copy_error, is_integer
 
 _P = ParamSpec("_P")
 
@@ -90,7 +90,7 @@ def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.i
             array = array_of_keys(keys, key_type.as_numpy_dtype, whose)
             keys = tf.convert_to_tensor(array) if array.dtype.kind in "iuf" else array
         except MemoryError as error:
-            raise no_copy(whose, key_type.name, error) from error
+            raise copy_error(whose, key_type.name, error) from error
     dtype = getattr(keys, "dtype", None)
     if not isinstance(dtype, tf.DType) or not dtype.is_integer:
         name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
@@ -136,7 +136,7 @@ def checked_rows(variable: Any, keys: tf.Tensor, values: Any, what: str) -> tf.T
             values = tf.convert_to_tensor(values, variable.dtype if is_plain else None)
         except MemoryError as error:
             whose = f"{what}: `values` of {variable.name!r}"
-            raise no_copy(whose, variable.dtype.name, error) from error
+            raise copy_error(whose, variable.dtype.name, error) from error
     is_fit = values.dtype.is_integer if variable.dtype.is_integer else values.dtype.is_floating
     if not is_fit:
         raise TypeError(

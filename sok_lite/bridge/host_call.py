@@ -16,7 +16,7 @@ from sok_lite.bridge.gpu import check_stream
 from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import may_leave, memory_of_call, wait_for_all
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla, kept_by
-from sok_lite.engine.work_done import WorkDone
+from sok_lite.engine.work_counters import WorkCounter
 from sok_lite.native.callbacks import operations
 
 Result = TypeVar("Result")
@@ -51,7 +51,7 @@ def on_device(
 
 
 def timed_on_device(
-    work: WorkDone,
+    work: WorkCounter,
     backend: Backend,
     function: Callable[..., Result],
     *args: Any,

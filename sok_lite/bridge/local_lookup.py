@@ -25,7 +25,7 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.counters import Count
 from sok_lite.engine.table.find import continue_lookup
-from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
+from sok_lite.engine.work_counters import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan
 
 

@@ -20,7 +20,7 @@ from sok_lite.bridge.serving.pooled import look_up_served, tensors_of
 from sok_lite.bridge.sparse_matrix import clipped, combine_rows, values_of
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
-from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.engine.work_counters import LOOKUPS
 
 
 def look_up(

@@ -10,8 +10,8 @@ from sok_lite.engine.initializer import as_i64
 from sok_lite.engine.optimizer_states import usual_states
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.rows.column import States
-from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.work_done import UPDATES
+from sok_lite.engine.table.locking import with_locks
+from sok_lite.engine.work_counters import UPDATES
 from sok_lite.native.plans import UpdatePart, UpdatePlan
 
 
@@ -52,7 +52,7 @@ def plan_of(update: UpdateByRule) -> UpdatePlan | None:
         return None
     if any(table.step_type is not None or table.sees_updates for table in tables):
         return None
-    return holding(tables, lambda: _plan_of(update))
+    return with_locks(tables, lambda: _plan_of(update))
 
 
 def _plan_of(update: UpdateByRule) -> UpdatePlan | None:

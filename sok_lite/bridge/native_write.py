@@ -34,7 +34,7 @@ def adding(
 
     `rows`, (n, dim) each, are the summand and, optionally, what is subtracted from it first.
     """
-    in_float32 = variable.table.row_dtype.added_in == np.float32
+    in_float32 = variable.table.row_dtype.delta_dtype == np.float32
     if not in_float32 or any(each.dtype != tf.float32 for each in rows):
         return None
     how = (begins_lookup, has_flags, len(rows) > 1, scale)

@@ -36,7 +36,7 @@ from sok_lite.bridge.tf_private import (
     graphs_around,
     kept_by,
 )
-from sok_lite.engine.work_done import WorkDone
+from sok_lite.engine.work_counters import WorkCounter
 from sok_lite.native.callbacks import Call, Frame, operations, raised
 from sok_lite.native.plans import LookupPlan, NativeCall, PlannedCall, WritePlan
 
@@ -190,7 +190,7 @@ class OfGradient(NamedTuple):
     run: Run
     dtypes: Sequence[tf.DType]
     backend: Backend
-    work: WorkDone | None = None
+    work: WorkCounter | None = None
     collective: CollectiveCall | None = None
     plan: LookupPlan | None = None
 
@@ -204,7 +204,7 @@ def operation(
     backend: Backend,
     what: str,
     facts: Facts = NO_FACTS,
-    work: WorkDone | None = None,
+    work: WorkCounter | None = None,
     numbers: Sequence[tf.Tensor] = (),
     num_told: int = 0,
     gradient: OfGradient | None = None,
@@ -331,7 +331,7 @@ def _add_to_graph(
 
 
 def _make_callback(
-    run: Run, dtypes: Sequence[tf.DType], backend: Backend, work: WorkDone | None, waits: Waits
+    run: Run, dtypes: Sequence[tf.DType], backend: Backend, work: WorkCounter | None, waits: Waits
 ) -> Callable[[Frame], None]:
     """Returns the callback of an operation."""
 
@@ -370,7 +370,7 @@ class EagerOperation:
         backend: Backend,
         what: str,
         facts: Facts = NO_FACTS,
-        work: WorkDone | None = None,
+        work: WorkCounter | None = None,
         num_told: int = 0,
         waits: Waits = True,
         plan: LookupPlan | WritePlan | None = None,

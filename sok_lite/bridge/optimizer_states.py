@@ -27,14 +27,14 @@ from sok_lite.engine.optimizer_states import (
     is_used,
     named_states,
     num_bytes_of,
-    owned,
     rename_state,
     state_column,
     states_of,
+    states_owned_by,
 )
 from sok_lite.engine.rows.column import Column, Kinds, kinds_of
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 
 
 @unconverted
@@ -54,7 +54,7 @@ class StateView(ABC):
         self._key_type = variable.key_type
         table = variable.table
         # Another thread may be creating states.
-        self.dimension = alone(table, lambda: self._column(table).dim)
+        self.dimension = with_lock(table, lambda: self._column(table).dim)
 
     @abstractmethod
     def _column(self, table: EmbeddingTable) -> Column:
@@ -89,7 +89,7 @@ class StateView(ABC):
             return table.read_state(self._column(table).name, keys.reshape(-1))
 
         def run(table: EmbeddingTable, keys: Array) -> Array:
-            found = alone(table, partial(read, table, keys))
+            found = with_lock(table, partial(read, table, keys))
             return found.reshape(*keys.shape, found.shape[-1])
 
         shape = keys.shape.concatenate([self.dimension])
@@ -115,7 +115,7 @@ class StateView(ABC):
         states = tf.cast(checked_rows(self, keys, values, "assign"), tf.float32)
 
         def run(table: EmbeddingTable, keys: Array, states: Array) -> None:
-            column = alone(table, partial(self._column, table))
+            column = with_lock(table, partial(self._column, table))
             table.assign_state(column.name, keys, states)
 
         done = array_call(variable, self._what("assign"), run, [keys, states])
@@ -133,7 +133,7 @@ class StateView(ABC):
         check_cutoff(cutoff)
 
         def run(table: EmbeddingTable) -> tuple[Array, Array]:
-            return alone(table, lambda: table.export(self._column(table).name, cutoff=cutoff))
+            return with_lock(table, lambda: table.export(self._column(table).name, cutoff=cutoff))
 
         keys, values = array_call(
             alive(self._variable),
@@ -163,7 +163,7 @@ class SlotView(StateView):
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
         table = variable.table
-        own = alone(table, lambda: owned(table.store, optimizer))
+        own = with_lock(table, lambda: states_owned_by(table.store, optimizer))
         self._kinds = kinds_of(own) if own else kinds(table)
         super().__init__(variable, name)
 

@@ -25,7 +25,7 @@ from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.lookup import BackwardContext
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.table.counters import Count
-from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
+from sok_lite.engine.work_counters import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan, Rows
 
 

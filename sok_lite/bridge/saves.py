@@ -20,7 +20,7 @@ from sok_lite.comm.header import BUSY, DUE, ENDS, save_by
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.failure import together
-from sok_lite.engine.work_done import STEPS
+from sok_lite.engine.work_counters import STEPS
 
 _log = logging.getLogger("sok_lite")
 # Consecutive failures after which training ends.

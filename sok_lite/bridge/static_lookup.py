@@ -29,7 +29,7 @@ from sok_lite.engine import static_lookup
 from sok_lite.engine.agreement import agree
 from sok_lite.engine.exchange import AllToAllPlan, return_rows, send_grads
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
+from sok_lite.engine.work_counters import GRADIENTS, LOOKUPS
 
 
 def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> list[tf.Tensor]:

@@ -17,7 +17,7 @@ from sok_lite.bridge.table_call import Results, method_call, table_call
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable, Entries
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 
 # Selects entries: keys (n,), rows (n, dimension), scores (n,) uint64, all NumPy -> (n,) bool.
 Predicate = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
@@ -112,7 +112,7 @@ def export_chunks(
     first, version = 0, None
 
     def chunk() -> tuple[Any, list[tf.Tensor]]:
-        now = (table.row_epoch, table.index.num_rehashes, table.size)
+        now = (table.row_version, table.index.num_rehashes, table.size)
         entries = table.export_chunk(first, num_slots)
         return now, [
             to_tensor(entries.keys, variable.key_type, backend),
@@ -124,7 +124,7 @@ def export_chunks(
     is_more = True
     while is_more:
         is_more = first < table.num_slots
-        now, (keys, values, scores) = on_device(backend, alone, table, chunk)
+        now, (keys, values, scores) = on_device(backend, with_lock, table, chunk)
         if now != (version or now):
             raise RuntimeError(
                 f"{variable.name!r} has changed during export_chunks(). Export it between two "

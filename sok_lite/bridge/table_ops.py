@@ -19,7 +19,7 @@ from sok_lite.bridge.table_call import array_call, method_call, of_each_key
 from sok_lite.bridge.table_exports import Predicate, on_host
 from sok_lite.bridge.tensor import as_int64, from_int64
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.dtypes import instead_of_key, is_integer, number_in
+from sok_lite.engine.dtypes import is_integer, key_advice, unwrap_scalar
 from sok_lite.engine.table import EmbeddingTable, Statistics
 from sok_lite.engine.table.remove import check_limits
 
@@ -65,13 +65,13 @@ def has(variable: TableVariable, key: Any) -> bool:
     _refuse_in_function(variable, "`in`", "variable.contains(keys) there")
     if tf.is_tensor(key) and key.shape.rank == 0 and hasattr(key, "numpy"):
         key = key.numpy()
-    key = number_in(key)
+    key = unwrap_scalar(key)
     if not is_integer(key):
         of_keras = not hasattr(variable, "contains")  # the layer has it
         several = "table.contains(keys)" if of_keras else "variable.contains(keys)"
         raise TypeError(
             f"`in` asks {variable.name!r} for one key, an integer. Received: {key!r}. "
-            f"{instead_of_key(key, several)}"
+            f"{key_advice(key, several)}"
         )
     key_type = variable.key_type
     if not key_type.min <= key <= key_type.max:

@@ -90,7 +90,7 @@ def scatter_update(
 
 def _scatter_add(variable: TableVariable, what: str, sparse_delta: Any, scale: float) -> Any:
     keys, rows = _keys_and_rows(variable, what, sparse_delta)
-    if variable.table.row_dtype.added_in == np.float32:
+    if variable.table.row_dtype.delta_dtype == np.float32:
         rows = tf.cast(rows, tf.float32)
     plan = adding(variable, keys, [rows], begins_lookup=False, scale=scale)
 

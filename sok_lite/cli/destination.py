@@ -8,7 +8,7 @@ from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files import atomic_write, manifest
-from sok_lite.engine.files.disk import naming_file
+from sok_lite.engine.files.disk import explain_full_disk
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.files.store import Store, is_in_store, make_folder, stores_folder
 
@@ -93,7 +93,7 @@ def in_place_of(path: str, module: ModuleType, sources: Sequence[Source] = ()) -
     size = sum(each.num_keys * column.row_bytes for each in sources for column in columns_of(each))
     names = ", ".join(repr(each.name) for each in sources)
     of = f" of {names}, from {size:,} bytes of keys and rows" if sources else ""
-    with naming_file(path, f"the output{of}"):
+    with explain_full_disk(path, f"the output{of}"):
         if getattr(module, "REPLACES_ITSELF", False):
             yield path
             return

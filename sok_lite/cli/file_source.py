@@ -10,11 +10,11 @@ from sok_lite.engine.dtypes import bfloat16_to_float32, key_dtype, row_dtype
 from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.source import About, Column, Source, column_of, columns_of
+from sok_lite.engine.files.source import Column, Source, TableInfo, column_of, columns_of
 
 # Columns that a source may have besides rows.
 NUMBERS = ("stamps", "scores")
-_NOTHING = About()
+_NOTHING = TableInfo()
 _KEY_TYPES = ("int64", "int32", "uint64")
 _INTEGERS = frozenset(np.dtype(code).name for code in np.typecodes["AllInteger"])
 _NUMBERS = _INTEGERS | {np.dtype(code).name for code in np.typecodes["Float"]} | {"bfloat16"}
@@ -62,7 +62,7 @@ class FileSource(Source):
         dtype: str | None = None,
         key_type: str | None = None,
         states: tuple[StateFacts, ...] = (),
-        about: About = _NOTHING,
+        about: TableInfo = _NOTHING,
     ) -> None:
         self._path, self._stored = path, stored
         shape = stored["values"].shape

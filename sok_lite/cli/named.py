@@ -27,7 +27,7 @@ from sok_lite.cli.options import initial_values
 from sok_lite.cli.wrapped import plain_columns
 from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.source import About, Column, Source
+from sok_lite.engine.files.source import Column, Source, TableInfo
 from sok_lite.engine.json_text import parsed
 from sok_lite.reports.text import listed
 
@@ -221,7 +221,7 @@ def _state_facts(path: str, said: dict[str, Any], i: int, name: str, column: Sto
     return StateFacts(f"states.{i}.{name}", name, column.shape[1], initial, group)
 
 
-def _about_of(path: str, said: dict[str, Any], last_seen: Stored | None) -> About:
+def _about_of(path: str, said: dict[str, Any], last_seen: Stored | None) -> TableInfo:
     num_lookups = said.get("num_lookups", 0)
     if last_seen is not None and last_seen.is_of_integers:
         # No key was seen after the last lookup, whatever the file says.
@@ -230,7 +230,7 @@ def _about_of(path: str, said: dict[str, Any], last_seen: Stored | None) -> Abou
     facts: dict[str, Any] = {"num_lookups": num_lookups}
     if "strategy" in said:
         facts |= {"strategy": said["strategy"], "epoch": said.get("epoch", 0)}
-    return About(var_type=said.get("var_type", "hbm"), facts=facts)
+    return TableInfo(var_type=said.get("var_type", "hbm"), facts=facts)
 
 
 def about_text(source: Source) -> str:

@@ -102,7 +102,7 @@ class GpuTransport(ABC):
             theirs_words = part[:FAILED].tolist()
             if theirs_words != [tag, num_tables]:
                 raise CommunicatorError(
-                    other_lookup(self._comm.rank, num_tables, tag, rank, theirs_words)
+                    mismatched_lookup_text(self._comm.rank, num_tables, tag, rank, theirs_words)
                 )
         return Counts(sent, np.stack([part[NUM_WORDS:] for part in theirs]))
 
@@ -148,16 +148,20 @@ class GpuTransport(ABC):
         gathered = self._comm.allgatherv(rows, f"why not {call}")
         for rank, reason in enumerate(gathered.by_rank()):
             if reason.size:
-                raise CommunicatorError(no_lookup(rank, reason.tobytes().decode(errors="replace")))
+                raise CommunicatorError(
+                    failed_lookup_text(rank, reason.tobytes().decode(errors="replace"))
+                )
         raise CommunicatorError("A rank has failed, and none says why.")
 
 
-def no_lookup(rank: int, reason: str) -> str:
+def failed_lookup_text(rank: int, reason: str) -> str:
     """Returns the error text for a rank that could not send its keys."""
     return f"Rank {rank} could not make this lookup. {reason}"
 
 
-def other_lookup(rank: int, num_tables: int, tag: int, other: int, words: list[int]) -> str:
+def mismatched_lookup_text(
+    rank: int, num_tables: int, tag: int, other: int, words: list[int]
+) -> str:
     """Returns the error text for ranks in different lookups; `words`: the other's [tag, tables]."""
     return (
         f"Rank {rank} looks up {num_tables} tables with tag {tag}, rank {other} sent "

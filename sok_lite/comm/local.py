@@ -9,7 +9,7 @@ A `LocalCommunicator` has all its ranks on one machine. Every rank alternates be
 that of collective k is reused in k + 2, which a rank can reach only with the signals of all others
 for k + 1, sent after they have read everything of k. So no acknowledgment is needed.
 
-A `HostsCommunicator` has ranks on several machines, and a base transport that runs every
+A `MultiHostCommunicator` has ranks on several machines, and a base transport that runs every
 collective. If a rank has a large part for a rank of its machine, it sends no rows to its machine's
 ranks through the base, but writes them into its outbox before the collective; they read it
 afterwards. So no rank waits for a signal, ranks agree or fail in the base transport, and all have
@@ -369,7 +369,7 @@ class LocalCommunicator(Communicator):
         self._boxes.close()
 
 
-class HostsCommunicator(Communicator):
+class MultiHostCommunicator(Communicator):
     """Ranks of several machines, some with several ranks, set up through a base communicator."""
 
     def __init__(self, base: Communicator, links: dict[int, socket.socket]) -> None:
@@ -491,10 +491,10 @@ def connect_local(base: Communicator) -> Communicator:
         the job.
 
     Returns:
-      A `LocalCommunicator` if all ranks are on one machine; a `HostsCommunicator`, which uses both
-      transports, if some share a machine; or `base` if none do (as in separate containers), if it
-      shares memory itself (`shares_memory`), or if SOK_LITE_COMM_LOCAL is "0". The same kind on all
-      ranks.
+      A `LocalCommunicator` if all ranks are on one machine; a `MultiHostCommunicator`, which uses
+      both transports, if some share a machine; or `base` if none do (as in separate containers), if
+      it shares memory itself (`shares_memory`), or if SOK_LITE_COMM_LOCAL is "0". The same kind on
+      all ranks.
     """
     if base.size == 1:
         return base
@@ -535,7 +535,7 @@ def connect_local(base: Communicator) -> Communicator:
         link.settimeout(None)
     links = dict(sorted(links.items()))
     if len(here) < base.size:
-        return HostsCommunicator(base, links)
+        return MultiHostCommunicator(base, links)
     return LocalCommunicator(base, links, reasons)
 
 

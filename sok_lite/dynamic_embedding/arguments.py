@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_dtype
 from sok_lite.bridge.string_keys import tensor_of_texts
-from sok_lite.engine.dtypes import array_of_keys, key_dtype, no_copy
+from sok_lite.engine.dtypes import array_of_keys, copy_error, key_dtype
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
 VALUE_DTYPES = (*(tf.float32, tf.float16, tf.bfloat16, tf.float64), *(tf.int32, tf.int64, tf.int8))
@@ -102,7 +102,7 @@ def _convert_integers(keys: Any, dtype: tf.DType, name: str) -> Any:
     except ValueError as error:
         raise DtypeError(str(error)) from None
     except MemoryError as error:
-        raise no_copy(what, dtype.name, error) from error
+        raise copy_error(what, dtype.name, error) from error
 
 
 def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name: str) -> tf.Tensor:
@@ -115,7 +115,7 @@ def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name
     try:
         values = tf.convert_to_tensor(values, dtype)
     except MemoryError as error:
-        raise no_copy(f"Values of {name!r}", dtype.name, error) from error
+        raise copy_error(f"Values of {name!r}", dtype.name, error) from error
     except (TypeError, ValueError) as error:
         received = getattr(values, "dtype", None)
         raise DtypeError(

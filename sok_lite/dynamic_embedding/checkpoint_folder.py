@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sok_lite.engine.files.key_value_files import has_nothing_else
+from sok_lite.engine.files.key_value_files import has_only_shards
 from sok_lite.engine.local_path import local_path, plain_path
 
 # The open folders, newest last. TensorFlow runs host calls on its own threads, so this cannot be
@@ -71,7 +71,7 @@ class WrittenFolders:
         for prefix in gone:
             del self._of_prefix[prefix]
         for folder in set(gone.values()).difference(self._of_prefix.values()):
-            if has_nothing_else(folder) and not _is_of_another(folder):
+            if has_only_shards(folder) and not _is_of_another(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # another process may remove it too
 
 

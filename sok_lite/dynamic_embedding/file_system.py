@@ -28,7 +28,7 @@ from sok_lite.engine.files.key_value_files import (
     write_shard,
 )
 from sok_lite.engine.files.key_value_names import ShardPlace, bases_of_save, find_shards
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 
 _SLOTS = 1 << 16  # index slots per read
 
@@ -107,7 +107,7 @@ def save(
                     buffer_size=buffer_size,
                 )
 
-        alone(source.rows.table, write_all)
+        with_lock(source.rows.table, write_all)
 
     return _call(holder, "save_to_file_system", dirpath, dirpath_env, run)
 
@@ -225,7 +225,7 @@ def _replace(
                     keys, values = keys[is_here], values[is_here]
                 insert(source, keys, values)
 
-    alone(rows.table, replace)
+    with_lock(rows.table, replace)
 
 
 def insert(source: Source, keys: np.ndarray, values: np.ndarray) -> None:

@@ -29,7 +29,7 @@ from sok_lite.engine.files.key_value_files import (
 )
 from sok_lite.engine.files.key_value_names import ShardPlace, find_places, group_sizes
 from sok_lite.engine.table.content import Content, concatenate, owned_by
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.engine.table.named_arrays import columns_of, from_named_arrays
 from sok_lite.engine.table.restore import restore
 
@@ -190,7 +190,7 @@ class VariableFiles:
                 f"The optimizer states of {name!r} begin anew: {folder!r} has no states of all its "
                 "rows, or states of several kinds."
             )
-            alone(table, lambda: _replace(source, part))
+            with_lock(table, lambda: _replace(source, part))
             return
         on_device(table.backend, _restore, source, part)
 

@@ -8,8 +8,8 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizer_states import SlotView
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.slots import own_names, view_of
-from sok_lite.engine.optimizer_states import owned
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.optimizer_states import states_owned_by
+from sok_lite.engine.table.locking import with_lock
 
 
 class SlotTrainable(NamedTuple):
@@ -74,7 +74,7 @@ class SlotVariable:
 def slots_of(params: Any, optimizer: Any) -> list[SlotVariable]:
     """Returns the states that an optimizer keeps for a variable; [] if it never trained it."""
     table = params.rows.table
-    if not alone(table, lambda: bool(owned(table.store, optimizer))):
+    if not with_lock(table, lambda: bool(states_owned_by(table.store, optimizer))):
         return []
     family = family_of(optimizer)
     names = own_names(settings_of(optimizer, family), family)

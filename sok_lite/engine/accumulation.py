@@ -24,11 +24,11 @@ from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.export import chosen
+from sok_lite.engine.table.export import filter_entries
 from sok_lite.engine.table.find import rebalance
 from sok_lite.engine.update import (
     Change,
-    HeldStep,
+    LocalStep,
     NonFiniteGradientError,
     StepOptions,
     merge_updates,
@@ -48,7 +48,7 @@ class Accumulator:
             weakref.WeakKeyDictionary()
         )
 
-    def add(self, updates: Sequence[Update], options: StepOptions) -> HeldStep:
+    def add(self, updates: Sequence[Update], options: StepOptions) -> LocalStep:
         """Returns a step that adds gradients to the sums of their rows, and changes nothing else.
 
         It raises what UpdateStep does. With on_nonfinite="error" the sums must be finite too, or
@@ -118,7 +118,7 @@ class Accumulator:
         """Returns keys (n,) int64, distinct, that may have gradients of a step."""
         xp, store = table.backend.xp, table.store
         if store not in self._keys:
-            found = chosen(
+            found = filter_entries(
                 table,
                 lambda entries: _is_of_step(
                     table, column, number, xp.ascontiguousarray(entries.rows)
@@ -144,7 +144,7 @@ def _is_of_step(table: EmbeddingTable, column: str, number: int, rows: Array) ->
     return (table.store.read(rows, column) == _as_state(table, number)).all(axis=1)
 
 
-class AccumulatedStep(HeldStep):
+class AccumulatedStep(LocalStep):
     """A step by the mean of the gradients of several batches.
 
     Args:
@@ -153,7 +153,7 @@ class AccumulatedStep(HeldStep):
       batches: number of all batches.
     """
 
-    def __init__(self, step: HeldStep, accumulator: Accumulator, batches: int) -> None:
+    def __init__(self, step: LocalStep, accumulator: Accumulator, batches: int) -> None:
         super().__init__(step.updates, step.options)
         self._step, self._accumulator, self._batches = step, accumulator, batches
 

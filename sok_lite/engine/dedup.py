@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.ragged import split_offsets
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.segments import Groups, group
@@ -167,10 +167,10 @@ class _Dedup:
         first_slots = split_offsets(self._num_slots)[:-1]
         columns = np.stack([self.begin[:-1], first_slots, self._num_slots, self.sizes], axis=1)
         parts = [
-            Work(size, (self._keys, missing, begin, first, num_slots, *scratch, size))
+            LaunchArgs(size, (self._keys, missing, begin, first, num_slots, *scratch, size))
             for begin, first, num_slots, size in columns.tolist()
         ]
-        backend.launch_parts("dedup_insert", parts)
+        backend.launch_tables("dedup_insert", parts)
         items = (self._keys, self._rows, self.slots, self._heads)
         out = (self._first, self._distinct, self._rows_out, self._starts[-1:])
         if backend.name == "cuda":
@@ -203,10 +203,10 @@ class _Dedup:
         shared = (slots, self._heads, *before, self._first, starts[-1:])
         columns = np.stack([num_items, self.begin[:-1], self.sizes], axis=1)
         parts = [
-            Work(max(1, count), (*shared, begin, slots, starts[table:], *after, size))
+            LaunchArgs(max(1, count), (*shared, begin, slots, starts[table:], *after, size))
             for table, (count, begin, size) in enumerate(columns.tolist())
         ]
-        self._backend.launch_parts(kernel, parts)
+        self._backend.launch_tables(kernel, parts)
 
     def distinct(self) -> Distinct:
         """Waits for the number of distinct keys, and returns them."""

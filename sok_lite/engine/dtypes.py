@@ -37,7 +37,7 @@ class RowDtype(NamedTuple):
         return self.name in ("float16", "bfloat16")
 
     @property
-    def added_in(self) -> np.dtype:
+    def delta_dtype(self) -> np.dtype:
         """The dtype of deltas that are added to rows, and of their sums."""
         wide = self.is_integer or self.name == "float64"
         return self.storage if wide else np.dtype(np.float32)
@@ -252,7 +252,7 @@ def _refuse(number: int, dtype: np.dtype, what: str, advice: str) -> NoReturn:
     )
 
 
-def no_copy(what: str, dtype: str, error: MemoryError) -> MemoryError:
+def copy_error(what: str, dtype: str, error: MemoryError) -> MemoryError:
     """Returns the error for input `what`, such as "Keys of 't'", that could not be copied as
     `dtype` for lack of memory."""
     return MemoryError(
@@ -303,7 +303,7 @@ def are_texts(array: Any) -> bool:
     return array.size > 0 and isinstance(array.reshape(-1)[0], (str, bytes))
 
 
-def instead_of_key(value: Any, several: str) -> str:
+def key_advice(value: Any, several: str) -> str:
     """Returns the advice for a value that is not one key; `several` is the call for several."""
     if isinstance(value, (str, bytes)):
         return "Ask for the key of a text: sok_lite.hash_strings(text)."
@@ -323,7 +323,7 @@ def check_integer(name: str, value: Any, least: int | None = None) -> None:
         raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
 
 
-def number_in(value: Any) -> Any:
+def unwrap_scalar(value: Any) -> Any:
     """Returns the number in an array without dimensions, which NumPy and `hash_strings` may return;
     any other value unchanged."""
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.ragged import repeat_values, split
 from sok_lite.comm.gpu_transport import Check, GpuTransport
 from sok_lite.comm.protocol import Communicator
@@ -31,7 +31,7 @@ from sok_lite.engine.message import LINE_BYTES, RowMessage, keys_with_headers, k
 from sok_lite.engine.owner import OwnerRule, owners
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.segments import Groups, group
-from sok_lite.engine.work_done import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS, WorkDone
+from sok_lite.engine.work_counters import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS, WorkCounter
 
 
 @dataclass(frozen=True)
@@ -332,8 +332,8 @@ def send_rounded_grads(
 
 def _convert(backend: Backend, kernel: str, arrays: Sequence[tuple[Array, Array]]) -> None:
     """Converts the elements of (source, out) arrays, all in one launch."""
-    parts = [Work(source.size, (source, out, source.size)) for source, out in arrays]
-    backend.launch_parts(kernel, parts)
+    parts = [LaunchArgs(source.size, (source, out, source.size)) for source, out in arrays]
+    backend.launch_tables(kernel, parts)
 
 
 def _exchange_rows(
@@ -378,7 +378,7 @@ def _exchange_rows(
 
 
 def _count_sent_bytes(
-    work: WorkDone, comm: Communicator, splits: np.ndarray, row_bytes: int = LINE_BYTES
+    work: WorkCounter, comm: Communicator, splits: np.ndarray, row_bytes: int = LINE_BYTES
 ) -> None:
     """Adds the bytes sent to other ranks, headers and padding too; splits: (size,) sent rows."""
     num_rows = int(splits.sum()) - int(splits[comm.rank])

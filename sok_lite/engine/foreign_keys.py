@@ -18,7 +18,7 @@ from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.engine.table.table import EmbeddingTable
 from sok_lite.engine.update_rows import ResolvedUpdate, Update
 
@@ -111,7 +111,7 @@ def refuse_keys_on_several_ranks(
         return
     ranks = RankInfo(comm.rank, comm.size)
     found = together(
-        comm, lambda: [alone(table, partial(_foreign_keys, table, ranks)) for table in strict]
+        comm, lambda: [with_lock(table, partial(_foreign_keys, table, ranks)) for table in strict]
     )
     counts = np.array([keys.size for keys in found], np.int64)
     all_counts = np.sum(comm.allgatherv(counts, call="foreign keys").by_rank(), axis=0)
@@ -129,7 +129,7 @@ def warn_of_foreign_keys(tables: Iterable[EmbeddingTable], comm: Communicator) -
     ranks = RankInfo(comm.rank, comm.size)
     for table in tables:
         if comm.size > 1 and table.owner.is_strict:
-            _warn(table, alone(table, partial(_foreign_keys, table, ranks)), ranks)
+            _warn(table, with_lock(table, partial(_foreign_keys, table, ranks)), ranks)
 
 
 def _warn(table: EmbeddingTable, keys: np.ndarray, ranks: RankInfo) -> None:

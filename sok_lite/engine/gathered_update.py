@@ -21,7 +21,7 @@ from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest
-from sok_lite.engine.update import Change, HeldStep, StepOptions, merge_updates, resolve_and_check
+from sok_lite.engine.update import Change, LocalStep, StepOptions, merge_updates, resolve_and_check
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
@@ -58,7 +58,7 @@ class Stepped(NamedTuple):
 StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Callable[[], None] | None]]
 
 
-class GatheredStep(HeldStep):
+class GatheredStep(LocalStep):
     """One step of all tables by a function of rows and states.
 
     Args:

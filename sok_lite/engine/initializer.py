@@ -31,7 +31,7 @@ _PARAMETERS = {
 _FARTHEST = 6.338
 
 
-class GivesFirstRows(Protocol):
+class AnyInitializer(Protocol):
     """An initializer, as a table calls it."""
 
     def check(self, row_dtype: RowDtype, dim: int) -> None:
@@ -75,7 +75,7 @@ class GivesFirstRows(Protocol):
         """
 
 
-class _KernelInitializer(GivesFirstRows, ABC):
+class _KernelInitializer(AnyInitializer, ABC):
     """An initializer with two kernels, init_<name> and draw_<name> in kernels/initializer.cu."""
 
     @abstractmethod
@@ -192,7 +192,7 @@ class Initializer(_KernelInitializer):
     def _is_row(self, row_dtype: RowDtype) -> bool:
         """Whether it is a constant for a format whose numbers float32, as kernels take them, may
         not hold exactly."""
-        return self.kind == "constant" and row_dtype.added_in != np.float32
+        return self.kind == "constant" and row_dtype.delta_dtype != np.float32
 
     def _as_row(self, dim: int) -> "RowInitializer":
         return RowInitializer((self.a,) * dim)

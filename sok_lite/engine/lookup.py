@@ -40,7 +40,7 @@ from sok_lite.engine.pooling import coefficients_of, combine_launch, combine_wei
 from sok_lite.engine.segments import Terms, group, segment_sums
 from sok_lite.engine.shard_lookup import ShardLookup
 from sok_lite.engine.table.find import WrongSplitsError
-from sok_lite.engine.table.last_gradient import note_gradients
+from sok_lite.engine.table.row_cache import cache_rows
 
 
 class BackwardContext(NamedTuple):
@@ -53,7 +53,7 @@ class BackwardContext(NamedTuple):
         with one rank.
       sources: of each feature with weights the rows of the keys that this rank sent, (u, dim), or
         with one rank those of its items, (n, dim); None of the others.
-      found: (3, num_features) int64, on the host, of each feature's table: its row_epoch when the
+      found: (3, num_features) int64, on the host, of each feature's table: its row_version when the
         row numbers were found, how many keys of this call had no row, and the number of the lookup,
         0 if it inserts nothing.
       keys: (m,) int64, the keys that this rank received, which may repeat; with one rank those of
@@ -244,7 +244,7 @@ def backward(
         isinstance(getattr(table, "lock", None), TableLock) for table in tables
     )
     num_received = plan.num_received.tolist() if is_native else None
-    note_gradients(backend, tables, keys, rows, context.found, num_received)
+    cache_rows(backend, tables, keys, rows, context.found, num_received)
     return Gradients(keys, row_grads, weight_grads)
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.ragged import split_offsets
-from sok_lite.comm.gpu_transport import no_lookup, other_lookup
+from sok_lite.comm.gpu_transport import failed_lookup_text, mismatched_lookup_text
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 from sok_lite.engine.failure import reason_in
 
@@ -51,10 +51,10 @@ def keys_without_headers(
         part = message[begin[rank] : begin[rank + 1]]
         reason = reason_in(part)
         if reason is not None:
-            raise CommunicatorError(no_lookup(rank, reason))
+            raise CommunicatorError(failed_lookup_text(rank, reason))
         if part[:2].tolist() != [tag, num_tables]:
             words = part[:2].tolist()
-            raise CommunicatorError(other_lookup(comm.rank, num_tables, tag, rank, words))
+            raise CommunicatorError(mismatched_lookup_text(comm.rank, num_tables, tag, rank, words))
         recv_counts[rank] = part[2 : 2 + num_tables]
     ends = begin[:-1, None] + 2 + num_tables + np.cumsum(recv_counts, axis=1)
     lengths = recv_counts.T.reshape(-1)
@@ -117,9 +117,9 @@ class RowMessage(NamedTuple):
         for t, (array, n) in enumerate(zip(arrays, self.num_rows, strict=True)):
             if array.size:
                 place = (self.order, first, self.offsets, t, size)
-                parts.append(Work(n, (_bytes(array), self.row_bytes[t], *place, content, n)))
+                parts.append(LaunchArgs(n, (_bytes(array), self.row_bytes[t], *place, content, n)))
             first += n
-        self.backend.launch_parts(kernel, parts)
+        self.backend.launch_tables(kernel, parts)
 
 
 def _bytes(array: Array) -> Array:

@@ -24,8 +24,8 @@ from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.rows.column import Column, Kinds, StateOwner, States, kinds_of
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.dumped import forget
-from sok_lite.engine.table.exclusive import changing_alone, exclusive
+from sok_lite.engine.table.checkpoint_mark import forget
+from sok_lite.engine.table.locking import locked, mutate
 
 _PIECE = 1 << 16  # rows that are copied at once
 
@@ -95,7 +95,7 @@ def _acquire(
 ) -> list[States]:
     requests, taken = list(zip(tables, kinds, optimizers, strict=True)), list[States | None]()
     for table, its_kinds, optimizer in requests:
-        states = owned(table.store, optimizer)
+        states = states_owned_by(table.store, optimizer)
         if states is not None:
             _confirm_owner(table.store, states)
         if states is None or not its_kinds.keys() <= states.keys():
@@ -122,13 +122,13 @@ def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
     Returns:
       None where that step would make some.
     """
-    own = owned(store, optimizer)
+    own = states_owned_by(store, optimizer)
     if own is None:
-        return fitting(store, kinds) if kinds else {}
+        return find_matching_states(store, kinds) if kinds else {}
     return own if kinds.keys() <= own.keys() else None
 
 
-def owned(store: RowStore, optimizer: Any) -> States | None:
+def states_owned_by(store: RowStore, optimizer: Any) -> States | None:
     """Returns the states that an optimizer owns; None: it owns none."""
     if optimizer is not None:
         for owner, states in store.state_groups.items():
@@ -137,7 +137,7 @@ def owned(store: RowStore, optimizer: Any) -> States | None:
     return None
 
 
-def fitting(store: RowStore, kinds: Kinds) -> States | None:
+def find_matching_states(store: RowStore, kinds: Kinds) -> States | None:
     """Returns the first free states that an optimizer can take over; None: there are none."""
     return next(_all_fitting(store, kinds), None)
 
@@ -196,7 +196,7 @@ def _take_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States | 
 def _make(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States:
     store = table.store
     # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
-    own = owned(store, optimizer) or {}
+    own = states_owned_by(store, optimizer) or {}
     others = [] if own or optimizer is None else restored(store, kinds)
     if others:
         return _copy(table, kinds, optimizer, others[0])
@@ -259,7 +259,7 @@ def drop_orphaned_states(table: EmbeddingTable) -> None:
 
 def settle_states(table: EmbeddingTable) -> None:
     """Ends the search for owners of restored states: drops free ones; new optimizers begin anew."""
-    changing_alone(table, lambda: _settle(table.store))
+    mutate(table, lambda: _settle(table.store))
 
 
 def _settle(store: RowStore) -> None:
@@ -315,7 +315,7 @@ def numbered_states(store: RowStore) -> list[State]:
     ]
 
 
-@exclusive
+@locked
 def named_states(table: EmbeddingTable) -> list[State]:
     """Returns the states of a table with their columns, without those whose optimizer is gone.
 
@@ -324,7 +324,7 @@ def named_states(table: EmbeddingTable) -> list[State]:
     return [each for each in numbered_states(table.store) if not each.rows.is_gone]
 
 
-@exclusive
+@locked
 def state_column(table: EmbeddingTable, name: str) -> Column:
     """Returns the column of a state by its name.
 
@@ -338,14 +338,14 @@ def state_column(table: EmbeddingTable, name: str) -> Column:
     return columns[name]
 
 
-@exclusive
+@locked
 def num_bytes_of(table: EmbeddingTable, name: str) -> int:
     """Returns the memory of a state in the rows that were handed out so far; see `state_column`."""
     num_rows = table.store.num_rows - table.store.allocator.num_returned
     return num_rows * state_column(table, name).row_bytes
 
 
-@exclusive
+@locked
 def is_used(table: EmbeddingTable, name: str) -> bool:
     """Returns whether a state is that of a living optimizer; see `state_column`."""
     return state_column(table, name).is_used
@@ -365,7 +365,7 @@ def rename_state(table: EmbeddingTable, name: str, new_name: str) -> str:
       ValueError: there is no such state, an optimizer uses it, another state of its group has the
         new name, or the new name is not valid. Nothing has changed.
     """
-    return changing_alone(table, lambda: _rename(table, name, new_name))
+    return mutate(table, lambda: _rename(table, name, new_name))
 
 
 def _rename(table: EmbeddingTable, name: str, new_name: str) -> str:
@@ -392,4 +392,4 @@ def _rename(table: EmbeddingTable, name: str, new_name: str) -> str:
 
 def drop_state(table: EmbeddingTable, name: str) -> None:
     """Drops a state; see `state_column`. An optimizer that uses it makes a new one next."""
-    changing_alone(table, lambda: drop_states(table.store, [state_column(table, name)]))
+    mutate(table, lambda: drop_states(table.store, [state_column(table, name)]))

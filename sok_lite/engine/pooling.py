@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.launches import Launch
 from sok_lite.backend.ragged import split
 
@@ -102,8 +102,8 @@ def coefficients_of(
         if weights is not None:
             weights = xp.ascontiguousarray(weights)
         arguments = (splits, weights, COMBINERS[name], items, its_coefficients, 0, num_rows)
-        parts.append(Work(num_rows, arguments))
-    backend.launch_parts("combine_items", parts)
+        parts.append(LaunchArgs(num_rows, arguments))
+    backend.launch_tables("combine_items", parts)
     return index, coefficients
 
 
@@ -143,10 +143,10 @@ def wrong_splits(
     """
     count = backend.xp.zeros(1, np.int64)
     parts = [
-        Work(len(splits), (splits, count, int(n), len(splits)))
+        LaunchArgs(len(splits), (splits, count, int(n), len(splits)))
         for splits, n in zip(row_splits, num_items, strict=True)
     ]
-    backend.launch_parts("splits_count_wrong", parts)
+    backend.launch_tables("splits_count_wrong", parts)
     return count
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.ragged import new_results, split_offsets
 from sok_lite.engine.sort import sort_items
 
@@ -121,12 +121,12 @@ def segment_sums(
             *(start, count, begin, size, scratch[piece:] if size >= _PIECE else None, sums),
         )
         # The larger number: a few groups may have many items, which are worth more threads.
-        summing.append(Work(max(count, size), arguments))
+        summing.append(LaunchArgs(max(count, size), arguments))
         if size > _PIECE:
-            adding.append(Work(size, arguments))
+            adding.append(LaunchArgs(size, arguments))
     # The second launch adds the sums of pieces.
-    backend.launch_parts("segment_sums", summing)
-    backend.launch_parts("segment_add_pieces", adding)
+    backend.launch_tables("segment_sums", summing)
+    backend.launch_tables("segment_add_pieces", adding)
     return out
 
 

@@ -10,9 +10,9 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import launch_all
 from sok_lite.backend.ragged import Shape, split
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest, Output
+from sok_lite.engine.table.locking import with_locks
 
 
 class ShardLookup:
@@ -130,13 +130,13 @@ class ShardLookup:
             for features, count, each in of_tables:
                 lookup_number = each.table.clock.now if each.insert else 0
                 for i in features:
-                    self._found[i] = (each.table.row_epoch, count, lookup_number)
+                    self._found[i] = (each.table.row_version, count, lookup_number)
             if keeps_sources:
                 self._read_sources()
             for table in [table for table in tables if not table.keeps_every_key]:
                 table.report_refused()
 
-        holding(tables, look_up_locked, goes_on=begun is not None)
+        with_locks(tables, look_up_locked, continues_native=begun is not None)
 
     def _reorder(self, array: Array) -> Array:
         """Returns an array (m,) with its features in the layout's order."""

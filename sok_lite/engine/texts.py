@@ -219,7 +219,7 @@ def _texts_for_ranks(
     return np.concatenate(known), splits
 
 
-def settle(table: Any, store: TextStore, comm: Communicator) -> KeyTexts:
+def prune_texts(table: Any, store: TextStore, comm: Communicator) -> KeyTexts:
     """Drops texts of keys without rows; returns those that this rank writes to a checkpoint.
 
     Every rank must call it; it waits for the device. The text of a key with a row is written by the

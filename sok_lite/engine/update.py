@@ -34,9 +34,9 @@ from sok_lite.engine.optimizers.rule import (
 from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import holding, holding_since, last_change
 from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest
+from sok_lite.engine.table.locking import table_versions, with_locks, with_locks_since
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
@@ -90,7 +90,7 @@ class Step(Protocol):
         """
 
 
-class HeldStep(ABC):
+class LocalStep(ABC):
     """Base of steps that hold the locks of their tables in each half.
 
     Between the halves the tables are free: a thread may hold one that another rank waits for. What
@@ -117,21 +117,21 @@ class HeldStep(ABC):
         def prepare() -> None:
             change = self.new_change(commits_now=False)
             if self.updates:
-                self._prepared = last_change(self._tables()), change
+                self._prepared = table_versions(self._tables()), change
 
-        holding(self._tables(), prepare)
+        with_locks(self._tables(), prepare)
 
     def commit(self, note: Callable[[], None] | None = None) -> None:
         """Takes the step; see `Step`."""
         if self._prepared is None:
-            holding(self._tables(), partial(self._take, None, note))
+            with_locks(self._tables(), partial(self._take, None, note))
             return
         since, change = self._prepared
 
         def take_prepared(is_unchanged: bool) -> None:
             self._take(change if is_unchanged else None, note)
 
-        holding_since(self._tables(), since, take_prepared)
+        with_locks_since(self._tables(), since, take_prepared)
 
     def _tables(self) -> list[EmbeddingTable]:
         return [update.table for update in self.updates]
@@ -154,7 +154,7 @@ class HeldStep(ABC):
         """
 
 
-def step_of(updates: Sequence[Update], options: StepOptions) -> Step:
+def make_step(updates: Sequence[Update], options: StepOptions) -> Step:
     """Returns one step of all tables by their update rules, whatever their kinds."""
     types = [update.table.step_type for update in updates]
     if types.count(None) == len(types):
@@ -195,7 +195,7 @@ class _JoinedStep(Step):
         last.commit(note)
 
 
-class UpdateStep(HeldStep):
+class UpdateStep(LocalStep):
     """One step of all tables by their update rules.
 
     It waits for the device only where keys may repeat or have no row, or `on_nonfinite` is "error".
@@ -301,7 +301,7 @@ def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimi
     Raises:
       MemoryError: no memory for the states of a table. Others may have theirs.
     """
-    holding(tables, lambda: acquire_states(tables, kinds, [optimizer] * len(tables)))
+    with_locks(tables, lambda: acquire_states(tables, kinds, [optimizer] * len(tables)))
 
 
 # ---------------------------------------------------------------- checks

@@ -1,7 +1,7 @@
 """The row numbers of the keys of an update, each key once.
 
 In training the keys of an update are those of the table's last gradient: distinct, with row numbers
-that the table has cached (`last_gradient`). A kernel compares the keys with the cached ones and
+that the table has cached (`row_cache`). A kernel compares the keys with the cached ones and
 searches only for those that differ. So an update whose caller promises that its keys are those of a
 gradient (`Update.of_gradient`) waits for nothing; for other keys the host first reads whether all
 are the cached ones, and deduplicates them if not.
@@ -26,7 +26,7 @@ from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.segments import Terms, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.find import find_and_mark_seen
-from sok_lite.engine.table.last_gradient import KnownRows
+from sok_lite.engine.table.row_cache import CachedRows
 
 
 class Update(NamedTuple):
@@ -77,7 +77,7 @@ class _Query(NamedTuple):
     """An update, and the cached rows of its table if its keys may be the cached ones."""
 
     update: Update
-    cached: KnownRows | None
+    cached: CachedRows | None
 
     @property
     def is_of_last_lookup(self) -> bool:
@@ -87,8 +87,8 @@ class _Query(NamedTuple):
 
 
 def _query(update: Update) -> _Query:
-    table, cached = update.table, update.table.last_gradient.read()
-    may_match = cached.size == len(update.keys) and cached.row_epoch == table.row_epoch
+    table, cached = update.table, update.table.row_cache.read()
+    may_match = cached.size == len(update.keys) and cached.row_version == table.row_version
     return _Query(update, cached if may_match else None)
 
 
@@ -189,14 +189,14 @@ def _find_rows(
         table = update.table
         hint: tuple[Array | None, Array | None] = (None, None)
         if cached is not None and cached.size > 0:  # without keys there may be no arrays
-            hint = table.last_gradient.arrays(cached)
+            hint = table.row_cache.arrays(cached)
         counts = [
             count if count is None or count.size == 1 else count[i:]
             for count in (num_others, num_without_row)
         ]
         number = 0 if lookup_numbers is None else lookup_numbers[i]
         arguments = (*table.index.kernel_args(), number, update.keys, *hint, rows, *counts, size)
-        launches.append([table.backend.prepared("recall_rows", size, *arguments)])
+        launches.append([table.backend.prepared("find_with_hint", size, *arguments)])
     launch_all(*launches)
     return results
 

@@ -38,7 +38,7 @@ from sok_lite.engine.files.dump import (
     place_of,
 )
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.store import Store, joined, without_password
+from sok_lite.engine.files.store import Store, join_path, without_password
 from sok_lite.keras.data_sharding import reshuffles
 from sok_lite.keras.dense_states import DenseStates, learning_rates
 from sok_lite.reports.text import counted
@@ -184,7 +184,7 @@ class CheckpointPart:
         number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])
         if number < 0:
             return None
-        folder = joined(self._path, _folder_name(number))
+        folder = join_path(self._path, _folder_name(number))
 
         def place() -> dict[str, Any]:
             with self._fetch(folder) as here:
@@ -355,7 +355,7 @@ class CheckpointPart:
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
         is_increment &= not self._saves.has_failed
-        folder = self._folder if is_increment else joined(self._path, _folder_name(step))
+        folder = self._folder if is_increment else join_path(self._path, _folder_name(step))
         assert folder is not None
         here = folder_of(*place_of(folder), comm) if self._store else folder
         epoch, batch = self._at
@@ -469,7 +469,7 @@ def _remove_interrupted(path: str | Store, rank: int) -> None:
         folder = os.path.join(path, name)
         if os.path.exists(os.path.join(folder, _MARK)) and not manifest.is_whole(folder):
             # Another process may have completed it meanwhile.
-            manifest.remove_unless_written(folder, partial(_empty_if_broken_off, folder))
+            manifest.remove_unless_locked(folder, partial(_empty_if_broken_off, folder))
 
 
 def _empty_if_broken_off(folder: str) -> bool:
@@ -496,7 +496,7 @@ def _mark_folder(folder: str, rank: int) -> None:
 
 
 def _is_own_name(name: str) -> bool:
-    return bool(_DENSE.fullmatch(name)) or manifest.is_name_in_checkpoint(name)
+    return bool(_DENSE.fullmatch(name)) or manifest.is_checkpoint_name(name)
 
 
 def _remove_old(path: str, keep: int, folder: str, dense: str) -> None:
@@ -511,7 +511,7 @@ def _remove_old(path: str, keep: int, folder: str, dense: str) -> None:
             if _DENSE.fullmatch(name) and name != dense:
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
         for old in list(filter(_is_own_folder, manifest.saves_in(path)))[:-keep]:
-            manifest.remove_unless_written(old, partial(_empty, old))
+            manifest.remove_unless_locked(old, partial(_empty, old))
 
 
 def _remove_old_in_store(store: Store, keep: int, here: str, dense: str) -> None:
@@ -521,14 +521,14 @@ def _remove_old_in_store(store: Store, keep: int, here: str, dense: str) -> None
         for name in filter(manifest.SAVE.fullmatch, os.listdir(root)):
             if name != current:
                 folder = os.path.join(root, name)
-                manifest.remove_unless_written(folder, partial(_empty, folder))
+                manifest.remove_unless_locked(folder, partial(_empty, folder))
         for name in filter(_DENSE.fullmatch, os.listdir(here)):
             if name != dense:
                 shutil.rmtree(os.path.join(here, name), ignore_errors=True)
     if communicator().rank != 0:
         return
     try:
-        inside = Store(joined(store.given, current))
+        inside = Store(join_path(store.given, current))
         for name in filter(_DENSE.fullmatch, inside.names()):
             if name != dense:
                 inside.remove(name)

@@ -13,7 +13,7 @@ from sok_lite.bridge.optimizers.fallback_step import CarriedState, carried_by
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.files.disk import naming_file, read_arrays, sync_path
+from sok_lite.engine.files.disk import explain_full_disk, read_arrays, sync_path
 
 _OF_ALL = "of_all_ranks.npz"
 _CARRIED = "carried_"  # and the optimizer's number; older files have none
@@ -135,7 +135,7 @@ def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] 
         if state.values:
             arrays[f"{_CARRIED}{i}"] = np.frombuffer(state.serialize(), np.uint8)
     num_bytes = sum(array.nbytes for array in arrays.values())
-    with naming_file(path, "the dense weights", num_bytes), open(path, "wb") as file:
+    with explain_full_disk(path, "the dense weights", num_bytes), open(path, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())

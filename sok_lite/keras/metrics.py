@@ -14,7 +14,7 @@ from sok_lite.bridge.keras import held
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.work_done import (
+from sok_lite.engine.work_counters import (
     GRADIENTS,
     LOOKUPS,
     SENT_GRADIENTS,

@@ -23,7 +23,7 @@ from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes, warn_of_fans
 from sok_lite.engine.owner import HASH, MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.engine.table.hkv_options import HkvOptions, refuse_option_of_hybrid, rounded_up
+from sok_lite.engine.table.hkv_options import HkvOptions, refuse_hybrid_option, round_up_capacities
 from sok_lite.keras.features import Feature, rows_of
 from sok_lite.keras.lookup_fusion import note_call, prepared_rows
 from sok_lite.keras.table_keys import key_of, keys_of, tensor_of_ids
@@ -484,9 +484,9 @@ def _checked_options(var_type: str, options: Mapping[str, Any]) -> dict[str, Any
                 f"{name}={options[name]!r}. It has: {', '.join(known)}."
             )
         if options[name] is not None:
-            refuse_option_of_hybrid(name, options[name], var_type)
+            refuse_hybrid_option(name, options[name], var_type)
     given = {name: value for name, value in options.items() if value is not None}
-    return rounded_up(given, stacklevel=5) if var_type == "hybrid" else given
+    return round_up_capacities(given, stacklevel=5) if var_type == "hybrid" else given
 
 
 def _own_optimizer(package: Any, name: str, given: Any) -> Any:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from sok_lite.bridge.checks import integer_keys, without_keras
 from sok_lite.bridge.string_keys import tensor_of_texts
 from sok_lite.bridge.texts import keys_of_kept
-from sok_lite.engine.dtypes import number_in
+from sok_lite.engine.dtypes import unwrap_scalar
 from sok_lite.engine.fingerprint import fingerprints
 
 _PLAIN = (str, bytes, int, float, np.generic)
@@ -112,7 +112,7 @@ def key_of(table: Any, key: Any) -> Any:
         return key
     if tf.is_tensor(key) and key.shape.rank == 0 and hasattr(key, "numpy"):
         key = key.numpy()
-    key = number_in(key)
+    key = unwrap_scalar(key)
     if isinstance(key, (str, bytes)):
         return fingerprints([key.encode() if isinstance(key, str) else key])[0]
     if isinstance(key, np.int64):

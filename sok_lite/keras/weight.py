@@ -21,7 +21,7 @@ from sok_lite.bridge.keras import saving
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.optimizer_states import settle_states
 from sok_lite.engine.table.restore import NoRoomError
-from sok_lite.engine.texts import settle
+from sok_lite.engine.texts import prune_texts
 
 # Prefix of the array names of one rank, if several ranks saved.
 _OF_RANK = re.compile(r"rank\d+of(\d+)_")
@@ -195,7 +195,7 @@ def _save(variable: TableWeight) -> dict[str, tf.Tensor]:
     tensors, table = variable.saved_tensors(), variable.table
     if table.texts is None:
         return tensors
-    kept = on_device(table.backend, settle, table, table.texts, communicator()).as_dict()
+    kept = on_device(table.backend, prune_texts, table, table.texts, communicator()).as_dict()
     texts = tf.constant(list(kept.values()), tf.string, [len(kept)])
     return tensors | {"text_keys": tf.constant(list(kept), tf.int64, [len(kept)]), "texts": texts}
 

@@ -24,7 +24,7 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.bridge.writes import refuse_foreign
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
 from sok_lite.kv_variable.saveable import (
     GRAPH_COLLECTION,
@@ -416,7 +416,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         # Without insertion such keys return zeros.
         return MissingKeyPolicy(training, checked_missing(missing), False, "zeros")
 
-    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+    def _read_variable_op(self, copy_error: bool = False) -> tf.Tensor:
         return self.value()
 
     def numpy(self) -> Any:
@@ -533,7 +533,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         share = self.share
 
         def run(table: EmbeddingTable) -> Array:
-            return alone(table, lambda: _remove_before(table, share, limit))
+            return with_lock(table, lambda: _remove_before(table, share, limit))
 
         (gone,) = method_call(self, "delete_with_timestamp", run, [], [self.key_type], [[None]])
         return gone
@@ -585,7 +585,7 @@ def _remove_all(table: EmbeddingTable, share: Share) -> None:
     if share.is_whole:
         table.clear()
     else:
-        alone(table, lambda: table.erase(_known_keys(table, share)))
+        with_lock(table, lambda: table.erase(_known_keys(table, share)))
 
 
 def _remove_before(table: EmbeddingTable, share: Share, seconds: float) -> Array:
@@ -620,7 +620,7 @@ def _scatter(variable: KvVariable, operation: str, sparse_delta: Any) -> Any:
         if function is None:
             table.insert_or_assign(keys, rows)
         else:
-            alone(table, partial(_combine, table, function, keys, rows))
+            with_lock(table, partial(_combine, table, function, keys, rows))
 
     return _done(variable, method_call(variable, what, run, [keys, rows]))
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sok_lite.engine.table.hkv_options import MAX_CAPACITY, rounded_up
+from sok_lite.engine.table.hkv_options import MAX_CAPACITY, round_up_capacities
 
 # Table options that the variable sets itself.
 _DECIDED = ("enter_threshold", "evict_strategy", "filter_ratio", "count_repeats")
@@ -90,7 +90,7 @@ class KvOptions:
                 f"{self.combination.name} or the variable decides that. Leave it out."
             )
         if self.configs is not None:
-            object.__setattr__(self, "configs", rounded_up(self.configs, stacklevel=3))
+            object.__setattr__(self, "configs", round_up_capacities(self.configs, stacklevel=3))
 
     def table_options(self, enter_threshold: int) -> dict[str, Any]:
         """Returns the options of the engine's "hybrid" table."""

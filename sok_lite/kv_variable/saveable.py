@@ -24,7 +24,7 @@ from sok_lite.bridge.table_call import text_call
 from sok_lite.bridge.tf_private import SaveableObject, SaveSpec, register_proto_function
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.kv_variable.saved_files import check_path
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import PREDICT, TRAIN, saved_dtypes
@@ -149,7 +149,7 @@ def _save_table(
     ) -> list[tf.Tensor]:
         check_path(tf.compat.as_str(path.numpy()), name)
         save = partial(alive(whole).saved, shares, mode, bool(is_full), has_deltas)
-        parts = alone(table, save)
+        parts = with_lock(table, save)
         with tf.device(_DEVICE):
             return [
                 tensors[name]

@@ -18,7 +18,7 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import select
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.engine.table.restore import restore
 from sok_lite.kv_variable.saved_files import (
     PartPlace,
@@ -213,7 +213,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             has changed.
         """
         what = read(self._places(path, name), self.table, self._threshold, name)
-        alone(self.table, lambda: self._restore(what, path, is_logged))
+        with_lock(self.table, lambda: self._restore(what, path, is_logged))
 
     @property
     def _threshold(self) -> int:

@@ -40,7 +40,7 @@ from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.admission import MOST_SIGHTINGS
+from sok_lite.engine.table.admission import MAX_PENDING_COUNT
 from sok_lite.engine.table.content import Content, concatenate, in_order, select, take
 from sok_lite.engine.table.named_arrays import columns_of, side_by_side, states_of
 from sok_lite.kv_variable.share import Share
@@ -282,7 +282,7 @@ def as_of_table(known: Content) -> Content:
     last_seen, pending_last_seen = (
         np.searchsorted(at, each, "right").astype(np.uint32) for each in (of_keys, of_pending)
     )
-    sightings = np.clip(known.pending["counts"], 1, MOST_SIGHTINGS).astype(np.uint32)
+    sightings = np.clip(known.pending["counts"], 1, MAX_PENDING_COUNT).astype(np.uint32)
     return known._replace(
         columns={"stamps": last_seen, "scores": known.columns["counts"].astype(np.uint64)},
         pending={"sightings": sightings, "sighting_stamps": pending_last_seen},

@@ -16,7 +16,7 @@ from sok_lite.backend.arguments import WORDS
 from sok_lite.backend.launches import Launch
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.table.insert import most_new_items
-from sok_lite.engine.work_done import WorkDone
+from sok_lite.engine.work_counters import WorkCounter
 from sok_lite.native.callbacks import Call, call_of, operations
 from sok_lite.native.gpu import record_of
 
@@ -101,13 +101,13 @@ _KERNELS = (
     *("det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"),
     *("hkv_insert", "hkv_erase", "slots_claim_rows"),
     *(f"rows_deliver_u{bits}" for bits in (8, 16, 32, 64)),
-    *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "recall_rows"),
+    *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "find_with_hint"),
     *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),
     "give_distinct",
 )
 # Launched by native code only, and only on a GPU.
 _ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
-_ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "recall_rows"}
+_ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "find_with_hint"}
 _ON_GPU |= {"dedup_insert", "give_distinct"} | _ON_GPU_ALONE
 _ON_GPU |= {"det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"}
 # One per dtype.
@@ -162,8 +162,8 @@ class LookupPlan(NamedTuple):
 
     backend: Any
     is_pooled: bool
-    work: WorkDone | None
-    gradient_work: WorkDone | None
+    work: WorkCounter | None
+    gradient_work: WorkCounter | None
     policy: Policy
     parts: tuple[Part, ...]
     tells_found: bool = False
@@ -260,7 +260,7 @@ class UpdatePlan(NamedTuple):
     """
 
     backend: Any
-    work: WorkDone
+    work: WorkCounter
     num_nonfinite: int
     taken: int
     rule: int

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sok_lite._version import __version__
 from sok_lite.engine.files.readonly import ReadonlyTables
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.work_done import (
+from sok_lite.engine.work_counters import (
     BEGAN,
     DUMPS,
     GRADIENTS,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sok_lite.engine.files.atomic_write import write_file
 from sok_lite.engine.json_text import parsed
-from sok_lite.engine.table.summary import as_bytes
+from sok_lite.engine.table.summary import format_bytes
 from sok_lite.reports.histogram import Histogram
 from sok_lite.reports.text import counted
 
@@ -288,7 +288,7 @@ def _heading(report: Report) -> str:
     counts = [counted(len(report.tables), "table"), counted(report.ranks, "rank")]
     total = sum(table.num_bytes for table in report.tables)
     where = report.source or "Tables in memory"
-    return f"{where} at {made:%Y-%m-%d %H:%M:%S} UTC: {', '.join(counts)}, {as_bytes(total)}"
+    return f"{where} at {made:%Y-%m-%d %H:%M:%S} UTC: {', '.join(counts)}, {format_bytes(total)}"
 
 
 def facts_of(table: TableReport) -> list[tuple[str, str]]:
@@ -316,10 +316,10 @@ def facts_of(table: TableReport) -> list[tuple[str, str]]:
     if table.near_share is not None:
         facts.append(("near", f"{table.near_share:.3f} of the keys that were looked up lately"))
     if table.memory is not None:
-        parts = [f"{name} {as_bytes(size)}" for name, size in table.memory.items()]
-        facts.append(("memory", f"{as_bytes(table.num_bytes)}: {', '.join(parts)}"))
+        parts = [f"{name} {format_bytes(size)}" for name, size in table.memory.items()]
+        facts.append(("memory", f"{format_bytes(table.num_bytes)}: {', '.join(parts)}"))
     if table.reserved_bytes is not None:
-        facts.append(("reserved", f"{as_bytes(table.reserved_bytes)} for rows and states"))
+        facts.append(("reserved", f"{format_bytes(table.reserved_bytes)} for rows and states"))
     if table.balance is not None:
         ranks = table.keys_of_ranks
         most = ranks.index(max(ranks))
@@ -380,7 +380,7 @@ def _overview(tables: Sequence[TableReport]) -> str:
     for i, table in enumerate(tables):
         numbers = (
             f"{table.keys:,}",
-            "" if table.memory is None else as_bytes(table.num_bytes),
+            "" if table.memory is None else format_bytes(table.num_bytes),
             "" if table.hit_rate is None else f"{table.hit_rate:.3f}",
             "" if table.counts is None else f"{table.counts['evicted']:,}",
         )
@@ -401,7 +401,7 @@ def _table_html(table: TableReport) -> str:
     ]
     parts = [f"<table>{''.join(cells)}</table>"]
     if table.memory and table.num_bytes:
-        parts.append(_bars_html("bytes by part", list(table.memory.items()), as_bytes))
+        parts.append(_bars_html("bytes by part", list(table.memory.items()), format_bytes))
     parts += [_bars_html(name, _shown(each), "{:,}".format) for name, each in histograms_of(table)]
     return "".join(parts)
 

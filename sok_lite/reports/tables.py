@@ -11,7 +11,7 @@ from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.clock import Clock, Spans
 from sok_lite.engine.table.content import pieces
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.reports.histogram import CountingAges, CountingNorms, Histogram
 from sok_lite.reports.report import COUNTERS, TableReport
 
@@ -31,7 +31,7 @@ def report_of(table: EmbeddingTable) -> TableReport:
     """
     if table.var_type == "remote":
         return _bare(table, table.size)
-    return alone(table, partial(_report_of, table))
+    return with_lock(table, partial(_report_of, table))
 
 
 def memory_of(table: EmbeddingTable) -> dict[str, int]:
@@ -153,7 +153,7 @@ def clock_of(source: Source) -> Clock | None:
     if not facts.get("spans", {}).get("numbers"):
         return None
     spans, clock = Spans.of(facts["spans"], facts["num_lookups"]), Clock()
-    clock.restarting(facts["num_lookups"], spans)()
+    clock.prepare_restart(facts["num_lookups"], spans)()
     return clock
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_lite.bridge.checks import checked_dtype
 from sok_lite.engine.dtypes import RowDtype, check_integer, is_integer, row_dtype
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
-from sok_lite.engine.table.hkv_options import HkvOptions, refuse_option_of_hybrid, rounded_up
+from sok_lite.engine.table.hkv_options import HkvOptions, refuse_hybrid_option, round_up_capacities
 
 # SOK's options for its "hybrid" table. SOK ignores them for "hbm", so programs pass them to both:
 # for "hbm" they only warn. `init_capacity` is used, without an effect on results.
@@ -61,10 +61,10 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
     check_integer("seed", options.get("seed", 0))
     if var_type == "hybrid":
         of_hybrid = {name: options[name] for name in options if name not in _OPTIONS_OF_ALL}
-        return rounded_up(of_hybrid, stacklevel=7)
+        return round_up_capacities(of_hybrid, stacklevel=7)
     for name in sorted(_OPTIONS_OF_HYBRID - _SOK_OPTIONS):
         if options.get(name) is not None:
-            refuse_option_of_hybrid(name, options[name], var_type)
+            refuse_hybrid_option(name, options[name], var_type)
     _warn_of_ignored(
         name for name in sorted(_SOK_OPTIONS - {"init_capacity"}) if options.get(name) is not None
     )

@@ -21,13 +21,13 @@ from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.dump import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.item import ItemOrTable
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.engine.files.progress import checked_progress, progress_bar
 from sok_lite.engine.files.static_part import ReadRows, StaticPart
+from sok_lite.engine.incremental_export import changes_since
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.optimizer import wrapper_of
 from sok_lite.sok.static_variable import FixedVariable

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import build, get_backend, local_ranks
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
 from sok_lite.engine.segments import segment_sum
 from tests.support.helpers import run_threads
@@ -47,11 +47,12 @@ def test_a_launch_of_several_parts_does_each_with_its_own_arguments(backend, num
         backend = CpuBackend(num_threads=3)
         backend.grain = 1
     parts = [
-        Work(len(each), (each, last, len(each))) for each, last in zip(arrays, lasts, strict=True)
+        LaunchArgs(len(each), (each, last, len(each)))
+        for each, last in zip(arrays, lasts, strict=True)
     ]
     launches = backend.packed("last_occurrence", [part for part in parts if part.num_items])
     assert len(launches) == (1 if backend.name == "cpu" or num_parts < 1400 else 2)
-    backend.launch_parts("last_occurrence", parts)
+    backend.launch_tables("last_occurrence", parts)
     for each, last in zip(labels, lasts, strict=True):
         where = [np.flatnonzero(each == label) for label in range(7)]
         assert backend.to_host(last).tolist() == [max(at, default=-1) for at in where]
@@ -60,8 +61,8 @@ def test_a_launch_of_several_parts_does_each_with_its_own_arguments(backend, num
 def test_a_counter_of_one_part_is_not_that_of_another(backend):
     flags = [backend.xp.ones(size, np.int32) for size in (3, 0, 70, 1, 64)]
     counts = backend.xp.zeros((5, 1), np.int64)
-    parts = [Work(len(each), (each, counts[i], len(each))) for i, each in enumerate(flags)]
-    backend.launch_parts("count_flags", parts)
+    parts = [LaunchArgs(len(each), (each, counts[i], len(each))) for i, each in enumerate(flags)]
+    backend.launch_tables("count_flags", parts)
     assert backend.to_host(counts).reshape(-1).tolist() == [3, 0, 70, 1, 64]
 
 
@@ -69,16 +70,16 @@ def test_parts_may_share_arrays(backend):
     one, other = (backend.xp.ones(size, np.int32) for size in (3, 70))
     for flags, expected in (([one, other, one], [6, 70]), ([one] * 3, [9, 0])):
         counts = backend.xp.zeros((2, 1), np.int64)
-        parts = [Work(len(its), (its, counts[int(its is other)], len(its))) for its in flags]
-        backend.launch_parts("count_flags", parts)
+        parts = [LaunchArgs(len(its), (its, counts[int(its is other)], len(its))) for its in flags]
+        backend.launch_tables("count_flags", parts)
         assert backend.to_host(counts).reshape(-1).tolist() == expected
 
 
 def test_parts_of_no_items_are_no_launch(backend, monkeypatch):
     nothing = backend.xp.zeros(0, np.int32)
     monkeypatch.setattr(backend, "packed", lambda *_: pytest.fail("a launch"))
-    backend.launch_parts("count_flags", [])
-    backend.launch_parts("count_flags", [Work(0, (nothing, None, 0))] * 3)
+    backend.launch_tables("count_flags", [])
+    backend.launch_tables("count_flags", [LaunchArgs(0, (nothing, None, 0))] * 3)
     backend.prepared("count_flags", 0, nothing, None, 0)()
 
 
@@ -174,7 +175,7 @@ def test_arrays_of_unusual_kinds_are_read_as_any(tmp_path):
 def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place(backend):
     xp, library = backend.xp, {"cpu": "NumPy", "cuda": "CuPy"}[backend.name]
     x, index = xp.zeros((3, 2), np.uint32), xp.zeros(3, np.int32)
-    good = Work(3, (x, 2, index, x.copy(), 3))
+    good = LaunchArgs(3, (x, 2, index, x.copy(), 3))
     for i, wrong, message in [
         (1, 2.5, "Argument 1 .* an int of 64 bits. Received: 2.5"),
         (1, 1 << 63, "Argument 1 .* an int of 64 bits. Received: 9223372036854775808"),
@@ -187,10 +188,10 @@ def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place(backend):
         arguments = [*good.arguments]
         arguments[i] = wrong
         with pytest.raises(TypeError, match=message):
-            backend.launch_parts("dense_gather_u32", [good, Work(3, arguments), good])
+            backend.launch_tables("dense_gather_u32", [good, LaunchArgs(3, arguments), good])
     chunks, rows = xp.zeros(1, np.uint64), xp.zeros(1, np.uint32)
     with pytest.raises(TypeError, match="Argument 4 .* a float of 32 bits. Received: 'x'"):
-        backend.launch_parts("rows_fill", [Work(1, (chunks, 0, 1, rows, "x", 1))])
+        backend.launch_tables("rows_fill", [LaunchArgs(1, (chunks, 0, 1, rows, "x", 1))])
 
 
 def test_the_smallest_numbers_are_not_taken_for_zero(backend):

@@ -192,7 +192,7 @@ def test_registers_let_enough_threads_run_to_hide_the_latency_of_memory(path):
 # and warps an SM.
 OCCUPANCY = {
     "find": 5 / 8,
-    "recall_rows": 5 / 8,
+    "find_with_hint": 5 / 8,
     "segment_sums": 5 / 8,
     "pool_f32": 5 / 8,
     "pool_again_f32": 1 / 2,

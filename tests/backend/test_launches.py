@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.launches import Launch, launch_all
 
 
@@ -21,7 +21,9 @@ class Recorder:
 
     def list(self, text):
         """Launches "a1 b2": kernel a with part 1, and so on; "a-" is one of no items."""
-        return [Launch(self, word[0], Work(word[1] != "-", word[1:])) for word in text.split()]
+        return [
+            Launch(self, word[0], LaunchArgs(word[1] != "-", word[1:])) for word in text.split()
+        ]
 
 
 @pytest.mark.parametrize(

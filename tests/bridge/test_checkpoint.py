@@ -313,7 +313,7 @@ def test_times_are_kept(tmp_path, monkeypatch, old):
     now = [1e9]
     monkeypatch.setattr(clock, "time", SimpleNamespace(time=lambda: now[0]))
     # Half of the numbers are below 0 where they are signed.
-    source.table.clock.restarting(2**31 + 5)()
+    source.table.clock.prepare_restart(2**31 + 5)()
     for keys in ([1, 2, 3], [1], [2], [4]):
         source.table.lookup(np.array(keys))  # by Python's clock, not by that of native code
         now[0] += 100

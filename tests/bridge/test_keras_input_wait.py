@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 import sok_lite.keras
-from sok_lite.engine.work_done import INPUT_WAITS
+from sok_lite.engine.work_counters import INPUT_WAITS
 
 WAIT_S = 0.05
 

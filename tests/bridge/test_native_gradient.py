@@ -19,7 +19,7 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.record import INSERTS, READS
-from sok_lite.engine.work_done import GRADIENTS
+from sok_lite.engine.work_counters import GRADIENTS
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
 from tests.support.table_audit import audit
@@ -79,7 +79,7 @@ def bits(tensors):
 
 def noted(variable):
     """Returns what a table knows of its last gradient: (keys, rows, what else)."""
-    known = variable.table.last_gradient.read()
+    known = variable.table.row_cache.read()
     kinds = (known.keys, ctypes.c_int64), (known.rows, ctypes.c_uint32)
     keys, rows = ((kind * known.size).from_address(at)[:] if at else [] for at, kind in kinds)
     return keys, rows, known[2:]

@@ -19,7 +19,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.initializer import MatrixInitializer
-from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.engine.work_counters import LOOKUPS
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
 from tests.support import chosen_keys

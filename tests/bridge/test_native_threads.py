@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.engine.work_done import LOOKUPS, UPDATES
+from sok_lite.engine.work_counters import LOOKUPS, UPDATES
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
 from tests.support.helpers import give_room

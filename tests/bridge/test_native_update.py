@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge.optimizers import host
-from sok_lite.engine.work_done import UPDATES
+from sok_lite.engine.work_counters import UPDATES
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
 from tests.support.optimizer_cases import CASES, Case

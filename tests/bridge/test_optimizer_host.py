@@ -55,13 +55,13 @@ CASES = {
 def promises(monkeypatch):
     """Of each step taken: of each table, whether its keys are said to be those of a gradient."""
     seen = []
-    step_of = optimizer_host.step_of
+    make_step = optimizer_host.make_step
 
     def noted(updates, options):
         seen.append([update.of_gradient for update in updates])
-        return step_of(updates, options)
+        return make_step(updates, options)
 
-    monkeypatch.setattr(optimizer_host, "step_of", noted)
+    monkeypatch.setattr(optimizer_host, "make_step", noted)
     return seen
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.engine.work_done import UPDATES
+from sok_lite.engine.work_counters import UPDATES
 from tests.support.helpers import run_threads
 from tests.support.own_optimizers import OfKeras3
 from tests.support.table_state import State

@@ -5,8 +5,8 @@ import pytest
 
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.cli.helpers import CPU, ONE, dumped, fine, optimized, run
 from tests.support.filled_tables import HYBRID, KINDS, filled, rows_of, some_keys
 from tests.support.helpers import new_table

@@ -13,8 +13,8 @@ from sok_lite.cli.reading import open_sources
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.files.source_writer import write_checkpoint
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.owner import FunctionOfKeys
 from sok_lite.engine.table import make_table

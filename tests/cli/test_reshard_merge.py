@@ -11,8 +11,8 @@ from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source, checkpoint_sources
+from sok_lite.engine.files.source_writer import write_checkpoint
 from sok_lite.engine.owner import MOD, OneRank
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, optimized, run
 from tests.support.filled_tables import HYBRID, KINDS, filled, held, held_by, rows_of, some_keys

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from sok_lite import kv_variable as kv
 from sok_lite.cli.importers import tfplus
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
+from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.cli.importers.arrays import whole
 from tests.cli.recorded import rows_of
 from tests.support.saved_graphs import Saved, Trained, tf1

@@ -7,8 +7,8 @@ import pytest
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.importers import tfra_files
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
+from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.cli.recorded import CASES, FOLDER, TYPES, check, expected_rows, rows_of
 
 ONE, TWO = FOLDER / "files_of_one_shard", FOLDER / "files_of_two_shards"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import CommunicatorError, local, run_ranks
-from sok_lite.comm.local import SWITCH_VARIABLE, HostsCommunicator, connect_local
+from sok_lite.comm.local import SWITCH_VARIABLE, MultiHostCommunicator, connect_local
 from sok_lite.comm.threads import ThreadsCommunicator
 from tests.support import comm_facts, exchange_facts
 from tests.support.comm_facts import check_alltoallv, uneven
@@ -41,7 +41,7 @@ def run_hosts(monkeypatch):
 
         def connected(base):
             comm = connect_local(base)
-            assert isinstance(comm, HostsCommunicator)
+            assert isinstance(comm, MultiHostCommunicator)
             assert (comm.rank, comm.size, comm.local_rank) == (
                 base.rank,
                 base.size,

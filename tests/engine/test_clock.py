@@ -86,7 +86,7 @@ def test_clocks_that_tick_together_tick_as_each_would(time, seed):
         time.now += rng.choice([0.01, 0.4, 3.0, -0.2], p=[0.7, 0.2, 0.05, 0.05])
         which = np.flatnonzero(rng.random(3) < 0.7)
         some = [clocks[i] for i in which]
-        is_alike = Clock.tick_alike(some)
+        is_alike = Clock.tick_all(some)
         have_ticked_alike.add(is_alike)
         for i in which:
             tick(twins[i])
@@ -110,11 +110,11 @@ def test_a_clock_that_needs_more_does_not_tick_with_others(time, change):
     clocks = [Clock(), Clock()]
     for clock in clocks:
         tick(clock)
-    assert Clock.tick_alike(clocks)
+    assert Clock.tick_all(clocks)
     for name, value in change.items():
         setattr(clocks[1], name, value)
     before = list(map(state_of, clocks))
-    assert not Clock.tick_alike(clocks)
+    assert not Clock.tick_all(clocks)
     assert list(map(state_of, clocks)) == before
 
 
@@ -122,7 +122,7 @@ def test_after_a_restart_everything_counts_as_seen_then(time):
     clock = Clock()
     tick(clock)
     time.now += 500
-    clock.restarting(70)()
+    clock.prepare_restart(70)()
     assert clock.first_since(time.now - 100) <= 70
     time.now += 100
     assert clock.first_since(time.now - 50) == 71
@@ -219,7 +219,7 @@ def test_spans_survive_as_text(time, n):
     saved = json.loads(json.dumps(clock.spans._asdict()))
     time.now += 500
     tick(other)
-    other.restarting(clock.now, Spans.of(saved, clock.now))()
+    other.prepare_restart(clock.now, Spans.of(saved, clock.now))()
     assert other.now == n
     numbers = np.arange(n + 1)
     if n:

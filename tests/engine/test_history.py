@@ -498,7 +498,7 @@ def test_numbers_are_halved_with_those_of_the_table(backend):
         table = new_table(backend, DIM, **options)
         table.log_removals()
         table.find_or_insert([1, 2, 3, 4])
-        table.clock.restarting(2**32 - 2)()
+        table.clock.prepare_restart(2**32 - 2)()
         table.find_or_insert([1, 2])
         table.erase([2, 3])
         noted = table.num_lookups

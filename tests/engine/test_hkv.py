@@ -270,10 +270,10 @@ def test_evicted_rows_start_anew_with_their_states(backend):
     rows = table.find_or_insert(np.arange(200))
     rows = rows[rows != np.uint32(NO_ROW)]
     table.store.write(rows, backend.xp.full((rows.size, 2), 9, np.float32), column="m")
-    row_epoch = table.row_epoch
+    row_version = table.row_version
     keys = np.arange(1000, 1010)
     found, evicted = table.lookup_and_evict(keys)
-    assert table.row_epoch != row_epoch
+    assert table.row_version != row_version
     assert backend.to_host(evicted.keys).size > 0
     np.testing.assert_array_equal(backend.to_host(found)[:, 0], keys % 1000)
     states = backend.to_host(table.store.read(table.find(keys), "m"))

@@ -79,7 +79,7 @@ def test_an_index_made_from_saved_slots_has_the_same_bytes(backend, bucket, stra
     backend = with_segments(backend, 128)
     index = new_index(backend, bucket, strategy)
     index.insert_all(some_keys(backend, 400))
-    held, other = index.entries(), index.emptied(512, index.seed)
+    held, other = index.entries(), index.empty_copy(512, index.seed)
     put_in_slots(other, held.keys, held.slots, 0)
     np.testing.assert_array_equal(overflows_of(other), overflows_of(index))
     np.testing.assert_array_equal(digests_of(other), digests_of(index))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.table import hkv_options
-from sok_lite.engine.table.hkv_options import HkvOptions, rounded_up
+from sok_lite.engine.table.hkv_options import HkvOptions, round_up_capacities
 from tests.support.helpers import new_table
 
 
@@ -128,11 +128,11 @@ def test_wrong_options_are_refused(given, error, text):
 def test_capacities_are_rounded_up_with_a_warning_for_each(monkeypatch, given, expected):
     monkeypatch.setattr(hkv_options, "_rounded", set())
     with pytest.warns(UserWarning, match="=.* is rounded up to .* a power of two") as warned:
-        assert rounded_up(given, stacklevel=1) == expected
+        assert round_up_capacities(given, stacklevel=1) == expected
     assert [each.filename for each in warned] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
-        assert rounded_up(given) == expected
+        assert round_up_capacities(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_is_a_capacity_or_none_at_all_stays(monkeypatch, value):
     monkeypatch.setattr(hkv_options, "_rounded", set())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert rounded_up({"max_capacity": value})["max_capacity"] is value
+        assert round_up_capacities({"max_capacity": value})["max_capacity"] is value
 
 
 def test_a_table_checks_its_options(backend):

@@ -10,7 +10,7 @@ import pytest
 from sok_lite.backend import Backend
 from sok_lite.engine.table import clock as clock_module
 from sok_lite.engine.table.clock import Clock, Spans
-from sok_lite.engine.table.exclusive import changing_alone
+from sok_lite.engine.table.locking import mutate
 from tests.support.fault_bench import KINDS
 from tests.support.insides import insides
 from tests.support.simt import device
@@ -134,7 +134,7 @@ def test_the_order_of_times_counts_and_not_the_times(build):
     table = build()
 
     def insides_at(times, ends):
-        table.clock.restarting(7, Spans([1, 3, 5], times, ends))()
+        table.clock.prepare_restart(7, Spans([1, 3, 5], times, ends))()
         return insides([table])
 
     before = insides_at([3.0, 5.0, 9.0], [4.0, 6.0, 9.5])
@@ -147,7 +147,7 @@ def test_a_lock_that_is_held_counts(build):
     before = insides([table])
     with table.lock:
         assert insides([table]) != before
-    assert changing_alone(table, lambda: insides([table])) != before
+    assert mutate(table, lambda: insides([table])) != before
     assert insides([table]) == before
 
 

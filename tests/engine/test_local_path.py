@@ -11,7 +11,7 @@ from sok_lite.engine.files.atomic_write import write_file
 from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
-from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source_writer import write_checkpoint
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.reports.report import Report

@@ -374,7 +374,7 @@ def test_a_context_knows_when_its_tables_gave_the_row_numbers(backend):
 
     table.lock = Lock()
     _, context = forward_parts(backend, SingleCommunicator(), [part])
-    assert int(context.found[0, 0]) != table.row_epoch
+    assert int(context.found[0, 0]) != table.row_version
     np.testing.assert_array_equal(backend.to_host(context.sources[0])[:, 0], [5, 6])
 
 

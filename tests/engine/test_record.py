@@ -14,7 +14,7 @@ from sok_lite.engine.table import clock as clock_module
 from sok_lite.engine.table import record as records
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count
-from sok_lite.engine.table.det_index import MOST_LINES
+from sok_lite.engine.table.det_index import MAX_PROBE_LINES
 from sok_lite.engine.table.record import (
     INSERTS,
     LAST_LOOKUP_NUMBER,
@@ -86,7 +86,7 @@ def test_both_languages_have_the_same_counters_of_a_search():
     assert f"constexpr int64_t {told};" in text
     text = (kernel_folder() / "ops" / "insertion.cpp").read_text()
     assert f"kRefused = {Count.REFUSED:d}, kUsed = {Count.USED:d};" in text
-    assert f"kMostLines = {MOST_LINES};" in text
+    assert f"kMostLines = {MAX_PROBE_LINES};" in text
 
 
 def test_a_record_is_used_again_under_another_generation():
@@ -94,14 +94,14 @@ def test_a_record_is_used_again_under_another_generation():
     address, generation = ctypes.addressof(record), record.generation
     clock = Clock.of(record)
     clock.tick()
-    record.is_settled, record.allows, record.row_epoch = 1, 1, 7
+    record.is_settled, record.allows, record.row_version = 1, 1, 7
     record.index, record.store = 16, 32
     record.counters.erased = 3
     retire(record)
     again = new_record()
     assert ctypes.addressof(again) == address
     assert again.generation == generation + 1
-    assert (again.is_settled, again.allows, again.row_epoch) == (0, 0, 0)
+    assert (again.is_settled, again.allows, again.row_version) == (0, 0, 0)
     assert (again.index, again.store, again.clock.numbers) == (None, None, None)
     assert set(again.counters.by_name().values()) == {0}
     clock = Clock.of(again)

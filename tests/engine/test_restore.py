@@ -14,7 +14,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.table import content as content_module
 from sok_lite.engine.table import restore as restore_module
-from sok_lite.engine.table.content import Saved, SavedPart, SavedRows, take
+from sok_lite.engine.table.content import SavedPart, SavedParts, SavedRows, take
 from sok_lite.engine.table.content import State as OptimizerState
 from sok_lite.engine.table.restore import restore
 from tests.conftest import QUICK
@@ -151,10 +151,10 @@ def test_parts_are_restored_as_into_dicts(kind, drawn, step, is_foreign):
     expected, before = restored(parts, owns), State.of(table)
     if expected is None:
         with pytest.raises(ValueError, match="of its keys have no row there"):
-            restore(table, Saved.of(parts))
+            restore(table, SavedParts.of(parts))
         assert State.of(table) == before
         return
-    restore(table, Saved.of(parts))
+    restore(table, SavedParts.of(parts))
     audit(table)
     keys, values = table.export()
     numbers, held = table.find(keys).tolist(), entries_of(table)
@@ -191,7 +191,7 @@ def test_rows_of_an_older_file_are_not_those_of_another_parts_key(monkeypatch):
     # By the order in which it came, 105 has the number of the row that 0 gets for its low score.
     first = Made(range(1, 11), 0, 20, False, [0], [File(older, 9, 1, False)], [])
     second = Made(range(100, 106), 1, 20, False, [], [], [])
-    restore(table, Saved.of([first, second]))
+    restore(table, SavedParts.of([first, second]))
     rows = table.store.read(table.find([0, 105]))
     assert rows[:, 0].tolist() == [901, 206]
 

@@ -288,7 +288,7 @@ def test_sizes_that_no_index_has_are_not_believed(backend, capacity, num_slots):
     options = OPTIONS | {"max_capacity": 256, "max_bucket_size": 16}
     table, other = (new_table(backend, **options) for _ in range(2))
     table.find_or_insert(np.arange(min(num_slots, 40)))
-    index = table.index.emptied(num_slots, table.index.seed)
+    index = table.index.empty_copy(num_slots, table.index.seed)
     saved = take(table)
     if capacity < index.bucket:
         slots = np.arange(saved.keys.size)

@@ -132,7 +132,7 @@ def test_a_lookup_that_must_not_insert_changes_nothing(backend, var_type, n, mis
     keys = np.random.default_rng(n).integers(0, n + 1, n)
     for each in (table, oracle):
         each.insert_or_assign(keys[::2], np.full((len(keys[::2]), 4), -5, np.float32))
-    lookups, row_epoch = table.num_lookups, table.row_epoch
+    lookups, row_version = table.num_lookups, table.row_version
     scores = backend.to_host(table.scores(keys))
     asked = np.concatenate([keys, keys + 10_000])
     values, rows, num_without_row = table.lookup(asked, insert=False, missing=missing)
@@ -142,7 +142,7 @@ def test_a_lookup_that_must_not_insert_changes_nothing(backend, var_type, n, mis
     held = oracle.contains(asked)
     np.testing.assert_array_equal(backend.to_host(rows) != NO_ROW, held)
     assert num_without_row == (~held).sum()
-    assert (table.num_lookups, table.row_epoch) == (lookups, row_epoch)
+    assert (table.num_lookups, table.row_version) == (lookups, row_version)
     np.testing.assert_array_equal(backend.to_host(table.scores(keys)), scores)
     assert_same(backend, table, oracle)
 
@@ -273,11 +273,11 @@ def test_erase_removes_repeated_keys_once(backend, var_type, n):
 def test_erase_tells_stale_row_numbers_by_the_generation(backend, var_type):
     table = make(backend, var_type)
     table.find_or_insert(np.arange(10))
-    row_epoch = table.row_epoch
+    row_version = table.row_version
     assert table.erase([77]) == 0
-    assert table.row_epoch == row_epoch
+    assert table.row_version == row_version
     assert table.erase([3, 3, 77]) == 1
-    assert table.row_epoch != row_epoch
+    assert table.row_version != row_version
     assert host_rows(backend, table, [3]) == [NO_ROW]
 
 
@@ -350,10 +350,10 @@ def test_rows_of_zeros_are_counted_as_of_now_and_left_out_of_an_export(backend, 
     table.insert_or_assign(keys, values)
     for _ in range(2):
         is_zero = (values == 0).all(axis=1)
-        before = table.statistics(), table.row_epoch
+        before = table.statistics(), table.row_version
         assert table.num_zero_rows() == is_zero.sum()
         left, rows = table.export(cutoff=1e-20)
-        assert (table.statistics(), table.row_epoch) == before
+        assert (table.statistics(), table.row_version) == before
         np.testing.assert_array_equal(backend.to_host(left), np.sort(keys[~is_zero]))
         rows = backend.to_host(table.row_dtype.to_float32(backend.xp, rows))
         np.testing.assert_array_equal(rows, values[~is_zero][np.argsort(keys[~is_zero])])
@@ -587,10 +587,10 @@ def test_row_numbers_and_scores_stay_when_the_index_grows(backend, var_type):
     table = make(backend, var_type)
     keys = np.concatenate([np.arange(1000) * 3, [np.iinfo(np.int64).max, np.iinfo(np.int64).min]])
     before = backend.to_host(table.find_or_insert(keys))
-    capacity, row_epoch = table.capacity, table.row_epoch
+    capacity, row_version = table.capacity, table.row_version
     table.find_or_insert(np.arange(sized(backend, 100_000, 10_000)) + 1_000_000)
     assert table.capacity > capacity
-    assert table.row_epoch == row_epoch
+    assert table.row_version == row_version
     np.testing.assert_array_equal(backend.to_host(table.find(keys)), before)
     assert (backend.to_host(table.scores(keys)) == 1).all()
 

@@ -7,7 +7,7 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.engine import texts
 from sok_lite.engine.owner import HASH
-from sok_lite.engine.texts import KeyTexts, TextStore, are_held, settle, texts_of
+from sok_lite.engine.texts import KeyTexts, TextStore, are_held, prune_texts, texts_of
 from tests.support.helpers import new_table
 
 
@@ -140,8 +140,8 @@ def test_what_no_rank_holds_is_forgotten_and_each_text_is_written_once():
 
     def program(comm):
         table = ranks_with_texts(comm, of_rank, held)
-        settle(table, table.texts, comm)  # forgets none of late
-        written = settle(table, table.texts, comm).as_dict()
+        prune_texts(table, table.texts, comm)  # forgets none of late
+        written = prune_texts(table, table.texts, comm).as_dict()
         return written, table.texts.all(), table.size
 
     found = run_ranks(3, program)

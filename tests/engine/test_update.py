@@ -293,7 +293,7 @@ def test_an_update_of_a_gradient_waits_for_nothing_and_takes_two_launches(
         with monkeypatch.context() as patch, device.counted() as counts:
             counted = Counts(backend, patch)
             apply_updates(updates, 0.1, number)
-    expected = ["recall_rows", *(["update_adam_f32"] if num_tables == 1 else sorted(kernels))]
+    expected = ["find_with_hint", *(["update_adam_f32"] if num_tables == 1 else sorted(kernels))]
     assert sorted(counted.kernels) == expected
     assert counted.waits == 0
     if is_simulated(backend):
@@ -469,7 +469,7 @@ def test_nonfinite_rows_of_many_tables_are_an_error_after_one_wait(backend, monk
         counted = Counts(backend, patch)
         with pytest.raises(NonFiniteGradientError, match="1 of 5 gradient rows of table 't6'"):
             apply_updates(updates_of(tables, SGD(), gradients), 1.0, 1, on_nonfinite="error")
-    assert (counted.kernels, counted.waits) == (["recall_rows", "count_nonfinite"], 1)
+    assert (counted.kernels, counted.waits) == (["find_with_hint", "count_nonfinite"], 1)
     for table, rows in zip(tables, before, strict=True):
         for key, row in rows_of(table).items():
             np.testing.assert_array_equal(row, rows[key])

@@ -5,7 +5,7 @@ import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD, Momentum
-from sok_lite.engine.table.last_gradient import note_gradients
+from sok_lite.engine.table.row_cache import cache_rows
 from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_updates
 
@@ -78,8 +78,8 @@ def test_stochastic_rounding_after_a_remembered_lookup_is_the_same(backend):
     remembered = new_table(backend, dim=5, name="t", dtype="bfloat16")
     device_keys = backend.from_host(keys.astype(np.int64))
     rows = remembered.find_or_insert(device_keys)
-    told = np.array([[remembered.row_epoch], [0], [1]])
-    note_gradients(backend, [remembered], [device_keys], [rows], told)
+    told = np.array([[remembered.row_version], [0], [1]])
+    cache_rows(backend, [remembered], [device_keys], [rows], told)
     part = update_of(remembered, SGD(), keys, grads)
     apply_updates([part], 0.01, 1, stochastic_rounding=True)
     np.testing.assert_array_equal(float32_rows(remembered), float32_rows(found))

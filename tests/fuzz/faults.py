@@ -155,7 +155,7 @@ def run_round(
     for _ in range(dice.randrange(5, 40)):
         before = State.of(table)
         if dice.random() < 0.02:
-            table.clock.restarting(max(table.num_lookups, 2**32 - 1 - dice.randrange(3)))()
+            table.clock.prepare_restart(max(table.num_lookups, 2**32 - 1 - dice.randrange(3)))()
             before = State.of(table)
         step = new_step(dice, table, rows_of(before))
         before = before._replace(counts=State.of(table).counts)

@@ -12,7 +12,7 @@ from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.optimizers import Momentum
 from sok_lite.engine.table import EmbeddingTable, content
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.engine.update import StepOptions, UpdateStep
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
@@ -158,7 +158,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     highest = 1000 if getattr(table.index, "strategy", "") in ("kLfu", "kCustomized") else now
     scores = rng.integers(0, highest + 1, n).astype(np.uint64)
     third = dice.randrange(1, 9)
-    seen = alone(table, table.index.entries)
+    seen = with_lock(table, table.index.entries)
     old = dice.randrange(0, 6)
     stamps = dict(
         zip(

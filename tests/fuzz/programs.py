@@ -41,7 +41,7 @@ import sok_lite as sok
 from scripts.bench.common.measuring import note, result
 from sok_lite.backend import get_backend
 from sok_lite.engine.hashing import fix_seed
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 from tests.fuzz.programs_dumps import Dumped
 from tests.support import step_oracle
 from tests.support.gpu_play import play_gpu
@@ -163,7 +163,7 @@ class Program(Dumped):
 
     def do_erase(self) -> None:
         table, keys, third = self.table, self.new_keys(), self.dice.randrange(1, 9)
-        held = alone(table.table, table.table.index.entries)
+        held = with_lock(table.table, table.table.index.entries)
         host = table.table.backend.to_host
         keys_held = table.table.key_dtype.from_int64(np, host(held.keys))
         seen = dict(zip(keys_held.tolist(), host(held.last_seen).tolist(), strict=True))

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.engine.table.parts import table_seed
+from sok_lite.engine.table.base import table_seed
 from tests.support import reference_initializer
 from tests.support.chosen_keys import of_one_line, of_one_segment, of_two_buckets
 from tests.support.state_groups import Group

@@ -8,7 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm import CommunicatorError
-from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
+from sok_lite.comm.local import LocalCommunicator, MultiHostCommunicator, connect_local
 
 DIM = 3
 LIMIT = 0.5
@@ -146,7 +146,7 @@ def test_ranks_with_other_tables_all_raise_and_change_nothing(comm, run):
 def test_a_gradient_that_does_not_fit_on_one_rank_raises_on_all(comm, monkeypatch):
     if comm.size == 1:
         pytest.skip("there is no other rank")
-    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
+    if isinstance(comm, (MultiHostCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
         monkeypatch.setattr(job, "_communicator", comm)
     table = sok.DynamicVariable(2, initializer="ones", name="misfit")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import CommunicatorError
-from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
+from sok_lite.comm.local import LocalCommunicator, MultiHostCommunicator, connect_local
 from tests.support.comm_facts import FACTS, check_alltoallv, uneven
 
 
@@ -100,7 +100,7 @@ def one_row_each(comm, **options):
 def test_ranks_in_different_calls_all_raise(comm, of_rank_1, of_others):
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
-    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
+    if isinstance(comm, (MultiHostCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
     with pytest.raises(CommunicatorError, match="different calls"):
         (of_rank_1 if comm.rank == 1 else of_others)(comm)

@@ -5,7 +5,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError
-from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
+from sok_lite.comm.local import LocalCommunicator, MultiHostCommunicator, connect_local
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.exchange import send_grads
 from tests.support.exchange_facts import FACTS, send
@@ -28,7 +28,7 @@ def test_gradients_of_two_lookups_in_another_order_raise_on_all_ranks(comm):
     """Equal tables and counts: nothing but the lookup's number tells the two trips apart."""
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
-    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
+    if isinstance(comm, (MultiHostCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
     backend, keys = get_backend("cpu"), np.arange(comm.size, dtype=np.int64)
     _, first = send(backend, comm, [keys], ["int64"])

@@ -8,7 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm import CommunicatorError, SingleCommunicator
-from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
+from sok_lite.comm.local import LocalCommunicator, MultiHostCommunicator, connect_local
 from tests.support.step_oracle import flat, outputs, random_ragged
 
 DIM = 4
@@ -192,7 +192,7 @@ def test_a_table_that_one_rank_makes_again_in_another_mode_raises_on_all(comm, m
     """The ranks have agreed on one of that name before."""
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
-    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
+    if isinstance(comm, (MultiHostCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
         monkeypatch.setattr(job, "_communicator", comm)
     ids = to_ragged([[1]])

@@ -8,7 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job, static_lookup
 from sok_lite.comm import CommunicatorError, SingleCommunicator
-from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
+from sok_lite.comm.local import LocalCommunicator, MultiHostCommunicator, connect_local
 from sok_lite.engine.exchange import AllToAllPlan
 from tests.ranks.test_localized import share, to_ragged
 from tests.support.step_oracle import random_ragged
@@ -210,7 +210,7 @@ def test_a_rank_that_fails_once_its_keys_are_sent_tells_those_that_wait(
     """They wait for rows, so the reason cannot come in place of keys."""
     if comm.size == 1:
         pytest.skip("one rank waits for nobody")
-    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
+    if isinstance(comm, (MultiHostCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
         monkeypatch.setattr(job, "_communicator", comm)
     tables = [sok.Variable(rows_of(0), name="s"), sok.DynamicVariable(2, "ones", name="g")]
@@ -230,7 +230,7 @@ def test_a_rank_that_fails_once_its_keys_are_sent_tells_those_that_wait(
         with pytest.raises(kind, match="these rows cannot be read"):
             call()
     # The ranks are still in step: all refuse to go on, or all go on.
-    if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
+    if isinstance(comm, (MultiHostCommunicator, LocalCommunicator)):
         with pytest.raises(CommunicatorError, match="these rows cannot be read"):
             sok.lookup_sparse(tables, [ids, ids])
         return

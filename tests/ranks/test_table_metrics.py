@@ -54,7 +54,7 @@ def test_bytes_that_go_to_other_ranks_are_counted(comm):
     import tensorflow as tf
 
     import sok_lite as sok
-    from sok_lite.engine.work_done import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS
+    from sok_lite.engine.work_counters import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS
 
     table = sok.DynamicVariable(4, name="sent")
     optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(0.1))

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.engine.work_done import GRADIENTS
+from sok_lite.engine.work_counters import GRADIENTS
 
 NUM_ROWS = 60
 DIMS = (4, 3, 1)

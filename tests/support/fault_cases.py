@@ -168,7 +168,7 @@ def _make_hot(bench, tables):
 
 
 def _at_the_end_of_time(bench, tables):
-    tables[0].clock.restarting(LAST_LOOKUP_NUMBER)()
+    tables[0].clock.prepare_restart(LAST_LOOKUP_NUMBER)()
 
 
 def _update(rule, batch):

@@ -28,7 +28,7 @@ from tests.support.table_state import State
 
 CHUNK_BYTES = 1 << 10  # rows grow every few keys
 CHANGES = ("assign", "erase", "insert_or_assign", "expire", "clear", "reserve", "next_epoch")
-_PLACES = ("numbers", "capacity", "row_epoch")
+_PLACES = ("numbers", "capacity", "row_version")
 
 
 def threads(count):
@@ -337,7 +337,7 @@ class Fleet:
         near = table.store.near_rows
         if near is not None and table.store.num_rows > near:
             self.happened.add("far rows")
-            if table.row_epoch:
+            if table.row_version:
                 self.happened.add("new places")
 
     # ---------------------------------------------------------------- arguments

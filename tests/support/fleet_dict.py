@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
-from sok_lite.engine.table.parts import table_seed
+from sok_lite.engine.table.base import table_seed
 from tests.support import reference_initializer
 from tests.support.reference import DictTable, drawn
 

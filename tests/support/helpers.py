@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sok_lite.backend.base import Work, as_words
+from sok_lite.backend.base import LaunchArgs, as_words
 from sok_lite.backend.gpu_binaries import Nvrtc
 from sok_lite.backend.launches import Launch
 from sok_lite.comm import CommunicatorError
@@ -49,7 +49,7 @@ class KeyInitializer:
         values = row_dtype.to_storage(backend.xp, self.values(backend, keys, dim, table_seed))
         if rows is not None:
             at = backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
-            return Launch(_CALLS, "", Work(n, partial(operator.setitem, out, at, values[at])))
+            return Launch(_CALLS, "", LaunchArgs(n, partial(operator.setitem, out, at, values[at])))
         (suffix, words), each = as_words(values), backend.xp.arange(n, dtype=np.int32)
         return backend.prepared(f"dense_gather_{suffix}", n, words, dim, each, as_words(out)[1], n)
 

@@ -141,7 +141,7 @@ class Route:
 
 
 def counts_of(table):
-    known = (table.record.counters.by_name(), table.clock.now, table.record.row_epoch)
+    known = (table.record.counters.by_name(), table.clock.now, table.record.row_version)
     return known if table.tiers is None else (*known, *accesses_of(table.tiers))
 
 

@@ -1,7 +1,7 @@
 """Steps of the engine in one call, as tests take them."""
 
 from sok_lite.engine.gathered_update import GatheredStep
-from sok_lite.engine.update import StepOptions, UpdateStep, step_of
+from sok_lite.engine.update import StepOptions, UpdateStep, make_step
 
 
 def apply_updates(updates, learning_rate, number, *args, **options):
@@ -12,7 +12,7 @@ def apply_updates(updates, learning_rate, number, *args, **options):
 def apply_all_updates(updates, learning_rate, number, note=None, **options):
     """Takes a step by update rules, wherever rows are."""
     options = StepOptions(learning_rate, number, **options)
-    step_of(updates, options).commit(note)
+    make_step(updates, options).commit(note)
 
 
 def apply_gathered(updates, kinds, function, **options):

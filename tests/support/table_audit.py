@@ -20,8 +20,8 @@ from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.rows.tiers import _NOT_HELD
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
-from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv_options import STRATEGIES
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.engine.table.record import COUNTERS, INSERTS, READS
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
@@ -129,7 +129,9 @@ def _audit_most_keys(index):
     assert most <= min(num_slots, index.max_load_factor * index.capacity)
     assert num_slots >= index.capacity and index.directory.effective_slots >= index.capacity
     assert index._slots_for(most, index.capacity) <= num_slots, "it would have to grow"
-    assert not index.is_full_size or index.is_sparse(most - index.size), "it may have to evict"
+    assert not index.is_at_max_capacity or index.is_sparse(most - index.size), (
+        "it may have to evict"
+    )
 
 
 def audit_record(table):
@@ -178,19 +180,19 @@ def audit_record(table):
     assert addressof(table.counters) == addressof(record.counters), "it has other counters"
     counts = {name: getattr(record.counters, name) for name in COUNTERS}
     assert min(counts.values()) >= 0, f"things happened less than never: {counts}"
-    assert record.row_epoch >= 0 and table.row_epoch == record.row_epoch
+    assert record.row_version >= 0 and table.row_version == record.row_version
 
 
 def _audit_last_gradient(table):
     """Raises AssertionError if an update would take another row for that of a key."""
-    last, record = table.last_gradient, table.record.gradient
+    last, record = table.row_cache, table.record.gradient
     if record.room:
         where = [table.backend.address(array) for array in last._room]
         assert [record.room_keys, record.room_rows] == where, "native code writes elsewhere"
         assert {array.size for array in last._room} == {record.room}
     known = last.read()
     assert known.size >= -1 and known.is_complete in (0, 1)
-    if table.backend.name != "cpu" or known.size <= 0 or known.row_epoch != table.row_epoch:
+    if table.backend.name != "cpu" or known.size <= 0 or known.row_version != table.row_version:
         return
     kinds = (known.keys, ctypes.c_int64), (known.rows, ctypes.c_uint32)
     keys, rows = (np.array((kind * known.size).from_address(at)) for at, kind in kinds)
@@ -303,7 +305,7 @@ def audit(table):
 def audit_insides(table):
     """Does what `audit` does but for the lock: a forked child has no other thread."""
     # What an interrupted call has left to do is done before the next one begins.
-    alone(table, lambda: None)
+    with_lock(table, lambda: None)
     with table.lock:
         held = _entries(table.index, "the index")
         # First: a search in an index without free slots may not end.

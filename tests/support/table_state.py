@@ -28,7 +28,7 @@ class State(NamedTuple):
       pending: {key without a row: (count, stamp)}.
       removals: {key that was removed: stamp}, with a log; and {None: since when}.
       counts: those of `statistics`.
-      now, epoch, row_epoch, capacity, seed: of the table.
+      now, epoch, row_version, capacity, seed: of the table.
     """
 
     rows: dict
@@ -39,7 +39,7 @@ class State(NamedTuple):
     counts: dict
     now: int
     epoch: int
-    row_epoch: int
+    row_version: int
     capacity: int
     seed: int
 
@@ -88,7 +88,7 @@ class State(NamedTuple):
                 },
                 table.num_lookups,
                 getattr(table, "epoch", 0),
-                table.row_epoch,
+                table.row_version,
                 table.capacity,
                 table.index.seed,
             )
@@ -197,12 +197,12 @@ def _score_of_a_lookup(strategy, state, key, now):
 
 
 def stale_rows(now, before):
-    """Why row numbers from before are not what the row_epoch says, or None."""
-    if now.row_epoch != before.row_epoch:
+    """Why row numbers from before are not what the row_version says, or None."""
+    if now.row_version != before.row_version:
         return None
     stale = {key for key, row in before.numbers.items() if now.numbers.get(key) != row}
     if stale:
-        return f"the rows of keys changed and the row_epoch did not: {some(sorted(stale))}"
+        return f"the rows of keys changed and the row_version did not: {some(sorted(stale))}"
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras import held, hooks
-from sok_lite.engine.work_done import INPUT_WAITS
+from sok_lite.engine.work_counters import INPUT_WAITS
 
 # Attribute of models: a float64 variable, arrival of the last batch in seconds since 1970.
 _ARRIVED = "_sok_lite_batch_arrived"

@@ -25,7 +25,7 @@ from sok_lite.bridge.keras.weights import check_saving, check_weights
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.tf_private import CHILDREN, TRACK
 from sok_lite.comm.header import save_by
-from sok_lite.engine.files.disk import naming_file
+from sok_lite.engine.files.disk import explain_full_disk
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 
 # Public methods of models.
@@ -236,7 +236,7 @@ def _naming(path: Any, tables: Sequence[Any]) -> AbstractContextManager[None]:
     """Names the file and the tables in the error of a full disk."""
     size = sum(each.table.store.used_bytes for each in tables if each.table.var_type != "remote")
     of = f"{size:,} bytes of rows and states on this rank"
-    return naming_file(str(path), f"a model with {names_of(tables)}, with {of}")
+    return explain_full_disk(str(path), f"a model with {names_of(tables)}, with {of}")
 
 
 @contextmanager

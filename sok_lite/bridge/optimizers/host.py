@@ -27,9 +27,9 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.accumulation import AccumulatedStep
 from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.update import HeldStep, Step, StepOptions, UpdateStep, step_of
+from sok_lite.engine.update import LocalStep, Step, StepOptions, UpdateStep, make_step
 from sok_lite.engine.update_rows import Update
-from sok_lite.engine.work_done import UPDATES
+from sok_lite.engine.work_counters import UPDATES
 from sok_lite.native.plans import forget_plan
 
 
@@ -202,7 +202,7 @@ class StepHost:
         `call` has taken a step as `told`; `taken` receives the number of a step.
         """
 
-    def _of_batches(self, step: HeldStep, batches: int) -> Step:
+    def _of_batches(self, step: LocalStep, batches: int) -> Step:
         """Returns the step of several batches from the step of the last one."""
         return AccumulatedStep(step, accumulation_of(step.updates[0].optimizer), batches)
 
@@ -274,7 +274,7 @@ class RuleHost(StepHost):
         options = self._options(learning_rate, number)
         if batches > 1:
             return self._of_batches(UpdateStep(updates, options), batches)
-        return step_of(updates, options)
+        return make_step(updates, options)
 
     def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
         """Registers a native plan for the next step with the same settings; see StepHost."""

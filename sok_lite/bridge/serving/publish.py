@@ -10,7 +10,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.serving.function import export_serving
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.engine.files.lock import Lock
-from sok_lite.engine.files.store import Store, is_in_store, joined, make_folder
+from sok_lite.engine.files.store import Store, is_in_store, join_path, make_folder
 from sok_lite.engine.files.versions import (
     MARK,
     check_keep,
@@ -105,13 +105,13 @@ def publish(
     finally:
         for lock in locks:
             lock.release()
-    return version if store is None else joined(store.given, str(number))
+    return version if store is None else join_path(store.given, str(number))
 
 
 def _upload(version: str, store: Store, number: int) -> None:
     """Uploads a version to its address, and removes it here."""
     try:
-        there = Store(joined(store.given, str(number)))
+        there = Store(join_path(store.given, str(number)))
         folders = [each.name for each in os.scandir(version) if each.is_dir()]
         there.upload(version, folders, last=MARK)
         there.mark(version, last=MARK)

@@ -21,7 +21,7 @@ from sok_lite.bridge.serving.files import VariableFiles, WrittenVariable
 from sok_lite.bridge.serving.in_order import FACTOR, LARGEST, RowsInOrder
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.tensor import as_int64
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 
 # Takes a name, a shape and a dtype; returns a TensorFlow variable and its name in a checkpoint.
 NewVariable = Callable[[str, Sequence[int], tf.DType], tuple[Any, str]]
@@ -129,7 +129,7 @@ class ServedTables:
         if which not in self._served:
             with tf.init_scope():
                 copy = partial(self._copy, table, of_all_ranks)
-                self._served[which] = on_device(table.backend, alone, table, copy)
+                self._served[which] = on_device(table.backend, with_lock, table, copy)
         return self._served[which]
 
     def _copy(self, table: Any, of_all_ranks: bool) -> _Served:

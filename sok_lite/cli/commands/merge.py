@@ -16,8 +16,8 @@ from sok_lite.cli.importers import format_module
 from sok_lite.cli.progress import with_progress
 from sok_lite.cli.reading import OWN, open_sources, own_extra, own_ranks
 from sok_lite.engine.dtypes import key_dtype
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import PENDING_COLUMNS, JoinedSource, Source
+from sok_lite.engine.files.source_writer import write_checkpoint
 
 HELP = "merge checkpoints into one; if several have a key, the last one wins"
 EXAMPLES = "sok-lite merge runs/users runs/items runs/both"

@@ -15,7 +15,7 @@ from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.optimizers import Adam, UpdateRule
 from sok_lite.engine.owner import HASH
-from sok_lite.engine.table.parts import MAX_KEYS
+from sok_lite.engine.table.base import MAX_KEYS
 from sok_lite.engine.table.sizing import (
     RowBytes,
     TableBytes,
@@ -23,7 +23,7 @@ from sok_lite.engine.table.sizing import (
     hybrid_bytes,
     max_capacity_for,
 )
-from sok_lite.engine.table.summary import as_bytes
+from sok_lite.engine.table.summary import format_bytes
 from sok_lite.reports.text import counted
 
 GIB = 1 << 30
@@ -579,7 +579,7 @@ def _text(answer: Mapping[str, Any]) -> str:
         lines += ["", "what would save most memory on each rank"]
         width = max(len(each["what"]) for each in answer["would_help"])
         lines += [
-            f"  {each['what']:{width}} {as_bytes(each['saved_bytes']):>12} less"
+            f"  {each['what']:{width}} {format_bytes(each['saved_bytes']):>12} less"
             f"{'' if each['fits'] == answer['fits'] else ', and it fits'}"
             for each in answer["would_help"]
             if each["fits"] or not answer["fits"]
@@ -623,11 +623,11 @@ def _now_lines(answer: Mapping[str, Any]) -> list[str]:
     lines = ["", "in the checkpoint" + (f", {planned}" if has_growth else "")]
     for table in answer["now"]:
         states = "".join(
-            f", {state['name']} of {state['dim']} {as_bytes(state['bytes'])}"
+            f", {state['name']} of {state['dim']} {format_bytes(state['bytes'])}"
             for state in table["states"]
         )
-        rows = f"rows of {table['dim']} x {table['dtype']} {as_bytes(table['rows_bytes'])}"
-        keys = f"{counted(table['keys'], 'key')}, {as_bytes(table['bytes'])}"
+        rows = f"rows of {table['dim']} x {table['dtype']} {format_bytes(table['rows_bytes'])}"
+        keys = f"{counted(table['keys'], 'key')}, {format_bytes(table['bytes'])}"
         lines.append(f"  {table['name']:{width}}  {keys}: {rows}{states}")
     return lines
 

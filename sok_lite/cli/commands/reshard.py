@@ -8,7 +8,7 @@ from sok_lite.cli.errors import FINE
 from sok_lite.cli.importers import format_module
 from sok_lite.cli.progress import with_progress
 from sok_lite.cli.reading import OWN, open_sources, own_extra
-from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source_writer import write_checkpoint
 
 HELP = "rewrite a checkpoint for another number of ranks, so that each reads one file"
 EXAMPLES = "sok-lite reshard runs/model runs/model-8 --ranks 8"

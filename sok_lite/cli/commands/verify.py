@@ -17,9 +17,9 @@ from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import Shard, TableFacts, TextFile, path_of
-from sok_lite.engine.files.rewriting import owner_rule
 from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
+from sok_lite.engine.files.source_writer import owner_rule
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.files.text_file import read_texts
 from sok_lite.reports.text import counted, listed

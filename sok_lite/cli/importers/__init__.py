@@ -85,9 +85,9 @@ def detected_format(path: str) -> str:
         if format_module(name).detect(path):
             return name
     if manifest.newest_in(path) is not None:  # as for those of sok.dump above
-        raise WrongUse(manifest.what_is_missing(path).removesuffix("."))
+        raise WrongUse(manifest.explain_missing(path).removesuffix("."))
     if manifest.is_unfinished(path) or manifest.all_saves_in(path):
-        raise FileNotFoundError(manifest.what_is_missing(path))
+        raise FileNotFoundError(manifest.explain_missing(path))
     _check_is_no_other(path)
     raise WrongUse(
         f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "

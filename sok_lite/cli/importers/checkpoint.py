@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.disk import open_file
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source, checkpoint_sources
+from sok_lite.engine.files.source_writer import write_checkpoint
 
 # A new checkpoint replaces an old one atomically.
 REPLACES_ITSELF = True

@@ -16,7 +16,7 @@ import numpy as np
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, raw_rows, recast
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.source import About, Source
+from sok_lite.engine.files.source import Source, TableInfo
 from sok_lite.engine.table.hkv_options import STRATEGIES
 
 _KEY_BYTES = 8
@@ -83,7 +83,7 @@ def sources(
                 "they are right, one of them was cut."
             )
         stored["scores"] = raw_rows(file, 0, score_type, (n,))
-    about = About()
+    about = TableInfo()
     if strategy is not None:
         about = _about_of(strategy, stored.get("scores"))
     name = name or os.path.basename(os.path.abspath(path))
@@ -114,13 +114,13 @@ def _length(path: str, width: int, what: str) -> int:
     return size // width
 
 
-def _about_of(strategy: str, scores: Stored | None) -> About:
+def _about_of(strategy: str, scores: Stored | None) -> TableInfo:
     epoch = 0
     if strategy.startswith("kEpoch") and scores is not None:
         # The newest score has the table's epoch in its high bits.
         epoch = max((int(piece.max()) >> 32 for piece in scores.read(1 << 20)), default=0)
     facts = {"num_lookups": 0, "strategy": strategy, "epoch": epoch}
-    return About(var_type="hybrid", facts=facts)
+    return TableInfo(var_type="hybrid", facts=facts)
 
 
 def write(

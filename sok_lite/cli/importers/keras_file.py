@@ -25,7 +25,7 @@ from sok_lite.cli.file_source import FileSource, Stored, raw_rows
 from sok_lite.cli.named import check_opens, naming, package
 from sok_lite.engine.files.disk import open_file
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.source import PENDING_COLUMNS, About, JoinedSource, Source
+from sok_lite.engine.files.source import PENDING_COLUMNS, JoinedSource, Source, TableInfo
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.content import without_slots
 from sok_lite.engine.table.named_arrays import states_of
@@ -191,7 +191,7 @@ def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str
     ends = list(accumulate(state.dim for state in states))
     for i, (state, end) in enumerate(zip(states, ends, strict=True)):
         found[f"states.{i}.{state.name}"] = _columns_of(rows, end - state.dim, end)
-    about = About(
+    about = TableInfo(
         "hybrid" if "strategy" in facts else "hbm",
         facts=without_slots(facts),
         num_pending=found["sighted_keys"].shape[0],

@@ -14,7 +14,7 @@ from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkp
 from sok_lite.cli.options import choose_tables, of_table, split_list
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.source import About, Source
+from sok_lite.engine.files.source import Source, TableInfo
 
 
 def detect(path: str | os.PathLike[str]) -> bool:
@@ -125,7 +125,7 @@ class ContentSource(Source):
         self.key_type, self.num_keys = content.keys.dtype.name, content.keys.size
         self.columns = ("stamps", "scores")
         num_pending = content.pending_keys.size
-        self.about = About("hybrid", facts=content.facts, num_pending=num_pending)
+        self.about = TableInfo("hybrid", facts=content.facts, num_pending=num_pending)
         self.states = tuple(
             StateFacts(f"states.{i}.{each.name}", each.name, each.dim, each.initial, each.group)
             for i, each in enumerate(content.states)

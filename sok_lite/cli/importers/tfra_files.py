@@ -18,9 +18,9 @@ from sok_lite.engine.files.key_value_files import (
     Layout,
     StoredShard,
     checksums,
-    described,
     make_layout,
     open_shards,
+    read_layout,
     read_states,
     states_path,
     write_shard,
@@ -107,7 +107,7 @@ def sources(
     keyed, known = {}, {}
     for name in choose_tables(found, tables, folder, (key_type, dtype, dim, names)):
         bases = _bases(folder, name, found[name], None if size is None else int(size))
-        layout = described(folder, bases[0])
+        layout = read_layout(folder, bases[0])
         if layout is None:
             # Slots and policy tables take the options of their table.
             kin = sorted((n for n in found if name.startswith(f"{n}_")), key=len, reverse=True)

@@ -36,7 +36,7 @@ from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 from sok_lite.engine.files.atomic_write import replacing
-from sok_lite.engine.files.disk import naming_file, read_arrays
+from sok_lite.engine.files.disk import explain_full_disk, read_arrays
 from sok_lite.engine.local_path import local_path, plain_path
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
@@ -379,7 +379,7 @@ def _write_tables(model: Any, path: Path) -> None:
         save_rows(params, store)
         arrays |= {f"{number}/{part}": array for part, array in store.items()}
     num_bytes = sum(each.nbytes for each in arrays.values())
-    naming = naming_file(os.fspath(path), "the tables", num_bytes)
+    naming = explain_full_disk(os.fspath(path), "the tables", num_bytes)
     with naming, replacing(os.path.realpath(path)) as written, open(written, "xb") as file:
         np.savez(file, **arrays)
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from sok_lite.engine.files.disk import naming_file, sync_path
-from sok_lite.engine.files.lock import Lock, is_lock, remove_unless_written
+from sok_lite.engine.files.disk import explain_full_disk, sync_path
+from sok_lite.engine.files.lock import Lock, is_lock, remove_unless_locked
 from sok_lite.engine.local_path import local_path
 
 # Ends of the names, in the temporary folder, of its lock and of the old content.
@@ -48,7 +48,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
       ValueError: the path is no local one. OSError: it cannot be written.
     """
     path = local_path(path)
-    explaining = naming_file(path, "the file", len(data))
+    explaining = explain_full_disk(path, "the file", len(data))
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal
         with explaining, open(path, "wb") as file:
             file.write(data)
@@ -80,7 +80,7 @@ def temporary_folder(folder: str, name: str, path: str) -> Iterator[str]:
     for each in filter(pattern.fullmatch, os.listdir(folder)):
         left = os.path.join(folder, each)
         if is_lock(os.path.join(left, name + _LOCK)):
-            remove_unless_written(left, name + _LOCK, partial(put_back, left))
+            remove_unless_locked(left, name + _LOCK, partial(put_back, left))
     temporary = os.path.join(folder, start + secrets.token_hex(8))
     os.mkdir(temporary)
     try:

@@ -33,7 +33,7 @@ from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import Content, as_saved, owned_by, owns, take, with_arrays
-from sok_lite.engine.table.exclusive import alone, holding
+from sok_lite.engine.table.locking import with_lock, with_locks
 from sok_lite.engine.table.restore import Swap, prepare_restore, swap_all
 
 # The name of the commit's number in the `extra` of a checkpoint.
@@ -153,7 +153,7 @@ class Commits:
                 ]
                 swap_all(self._tables, swaps)
 
-            holding(self._tables, restore)
+            with_locks(self._tables, restore)
         self._settled, self._staged = mine, None
         return values
 
@@ -214,8 +214,8 @@ class Commits:
 def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
     """Returns copies of the contents of tables, all locked together."""
     for table in tables:
-        alone(table, partial(drop_orphaned_states, table))
-    return holding(tables, lambda: list(map(take, tables)))
+        with_lock(table, partial(drop_orphaned_states, table))
+    return with_locks(tables, lambda: list(map(take, tables)))
 
 
 def backup_ranks(machines: Sequence[int]) -> list[int | None]:

@@ -17,11 +17,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskFullError(OSError):
-    """A full disk, explained by `naming_file`."""
+    """A full disk, explained by `explain_full_disk`."""
 
 
 @contextlib.contextmanager
-def naming_file(path: str, what: str, num_bytes: int = 0, total_bytes: int = 0) -> Iterator[None]:
+def explain_full_disk(
+    path: str, what: str, num_bytes: int = 0, total_bytes: int = 0
+) -> Iterator[None]:
     """A `with` block in which the error of a full disk says what was written, and what is free.
 
     Args:

@@ -47,14 +47,14 @@ from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.store import Store, is_in_store, make_folder
-from sok_lite.engine.files.table_file import ShardContent, copied, write_part
+from sok_lite.engine.files.table_file import ShardContent, copy_to_host, write_content
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.exclusive import alone, holding
-from sok_lite.engine.texts import settle
-from sok_lite.engine.work_done import DUMPS
+from sok_lite.engine.table.locking import with_lock, with_locks
+from sok_lite.engine.texts import prune_texts
+from sok_lite.engine.work_counters import DUMPS
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ class _Dump:
         self.tables = [_facts(item.table) for item in self.items]
         # A lookup of a text locks the texts before the table.
         self.texts = {
-            item.table.name: settle(item.table, item.texts, self.comm)
+            item.table.name: prune_texts(item.table, item.texts, self.comm)
             for item in self.items
             if item.texts is not None
         }
@@ -205,7 +205,7 @@ class _Dump:
         """Calls a function with the parts that this rank writes, under the locks of the tables."""
         tables = tables_of(self.items)
         for table in tables:
-            alone(table, partial(drop_orphaned_states, table))
+            with_lock(table, partial(drop_orphaned_states, table))
 
         def part(item: Item) -> ShardContent:
             name, comm = item.table.name, self.comm
@@ -213,14 +213,14 @@ class _Dump:
             made = item.part(self.folder, file, comm, chunk_bytes, self.before.get(name))
             return made._replace(texts=self.texts.get(name))
 
-        return holding(tables, lambda: function(list(map(part, self.items))))
+        return with_locks(tables, lambda: function(list(map(part, self.items))))
 
     def write(
         self, parts: Sequence[ShardContent], chunk_bytes: int, report: Report | None = None
     ) -> list[Shard]:
         """Writes this rank's parts and syncs them to disk. It does not communicate."""
         progress = Progress(report, sum(part.num_bytes for part in parts))
-        shards = [write_part(part, self.folder, chunk_bytes, progress) for part in parts]
+        shards = [write_content(part, self.folder, chunk_bytes, progress) for part in parts]
         sync_path(os.path.join(self.folder, self.data))
         return shards
 
@@ -510,7 +510,7 @@ def dump_in_background(
     begun = _Dump(path, tables, comm, extra, incremental, prepare, published, beside)
 
     def copy(parts: list[ShardContent]) -> list[ShardContent]:
-        return list(map(copied, parts))
+        return list(map(copy_to_host, parts))
 
     try:
         parts = together(comm, lambda: begun.with_parts(chunk_bytes, copy))

@@ -16,8 +16,8 @@ from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.optimizer_states import numbered_states
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.checkpoint_mark import CheckpointMark, find_mark, remember
 from sok_lite.engine.table.content import TablePart, pieces
-from sok_lite.engine.table.dumped import Dumped, recalled, remember
 
 
 class CannotContinueError(Exception):
@@ -71,7 +71,7 @@ def _checked_newest(
     if not _fits(table, facts):
         raise CannotContinueError(f"table {table.name!r} was another one when it was written")
     shard = facts.shards[comm.rank]
-    dumped = recalled(table, shard.file)
+    dumped = find_mark(table, shard.file)
     if dumped is None:
         raise CannotContinueError(
             f"table {table.name!r} cannot tell what has changed since {shard.file} was written: "
@@ -94,7 +94,7 @@ def _fits(table: EmbeddingTable, facts: TableFacts) -> bool:
     return mine == (facts.dim, facts.dtype, facts.key_type, facts.owner)
 
 
-def continuing(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, int]:
+def increment_of(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, int]:
     """Returns an increment's entry without `written`, and the least `last_seen` of its changes.
 
     Args:
@@ -105,7 +105,7 @@ def continuing(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, int
       RuntimeError: the table no longer knows what has changed since.
     """
     table = part.table
-    dumped = recalled(table, before.file)
+    dumped = find_mark(table, before.file)
     if dumped is None:
         raise RuntimeError(
             f"Table {table.name!r} was restored, or its lookups are counted anew, while it was to "
@@ -125,7 +125,7 @@ def continuing(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, int
     return shard._replace(states=states, changed=changed, before=(*older, slim)), since
 
 
-def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:
+def _tensor_before(column: Column, dumped: CheckpointMark, before: Shard) -> str | None:
     """Returns the tensor of a state in the previous file; None: it has none."""
     pairs = zip(dumped.states, before.states, strict=True)
     return next((state.tensor for known, state in pairs if known() is column), None)

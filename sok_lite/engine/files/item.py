@@ -10,7 +10,7 @@ from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.saved_file import saved_in
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.table_file import ShardContent, part_of
+from sok_lite.engine.files.table_file import ShardContent, shard_content
 from sok_lite.engine.files.text_file import texts_in
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
@@ -78,7 +78,7 @@ class _DynamicTable(Item):
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
     ) -> ShardContent:
-        made = part_of(self.table, file, chunk_bytes, before)
+        made = shard_content(self.table, file, chunk_bytes, before)
         remember_file(self.table, folder, made.shard)
         return made
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 
 
-def first_places(pieces: Iterable[np.ndarray], keys: Collection[int]) -> dict[int, int]:
+def first_positions(pieces: Iterable[np.ndarray], keys: Collection[int]) -> dict[int, int]:
     """Returns the first position of each key, ascending, without missing keys.
 
     Args:

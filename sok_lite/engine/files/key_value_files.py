@@ -34,7 +34,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.files.disk import naming_file, open_file, read_arrays, read_whole, sync_path
+from sok_lite.engine.files.disk import (
+    explain_full_disk,
+    open_file,
+    read_arrays,
+    read_whole,
+    sync_path,
+)
 from sok_lite.engine.files.key_value_names import ShardPlace
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.json_text import parsed
@@ -164,7 +170,7 @@ def write_shard(
         )
     os.makedirs(folder, exist_ok=True)
     with contextlib.ExitStack() as opened:
-        opened.enter_context(naming_file(base, f"the files of {layout.name!r}"))
+        opened.enter_context(explain_full_disk(base, f"the files of {layout.name!r}"))
         opened.enter_context(Lock(f"{base}.lock", repr(base)))
         old = None
         if append_to_file and os.path.exists(f"{base}-keys"):
@@ -234,13 +240,13 @@ def checksums(folder: str, base: str) -> tuple[int, int] | None:
     return None if meta is None else (meta["keys_crc32"], meta["values_crc32"])
 
 
-def described(folder: str, base: str) -> Layout | None:
+def read_layout(folder: str, base: str) -> Layout | None:
     """Returns the layout of a shard; None if it has no metadata."""
     meta = _read_meta(os.path.join(folder, base))
     return None if meta is None else make_layout(*(meta[field] for field in _FIELDS))
 
 
-def has_nothing_else(folder: str) -> bool:
+def has_only_shards(folder: str) -> bool:
     """Returns whether all files of a folder are of shards with metadata."""
     names = set(os.listdir(folder)) if os.path.isdir(folder) else set[str]()
     ends = ("-keys", "-values", "-meta.json")
@@ -363,7 +369,7 @@ def write_states(
     """
     pairs = np.array(checksums, np.int64).reshape(-1, 2)
     num_bytes = sum(array.nbytes for array in arrays.values())
-    naming = naming_file(path, "the states", num_bytes)
+    naming = explain_full_disk(path, "the states", num_bytes)
     with naming, Lock(f"{path}.lock", repr(path)), AtomicFile(path, None) as made:
         np.savez(made.file, checksums=pairs, **arrays)  # type: ignore[arg-type]
         made.sync()

@@ -26,7 +26,7 @@ from sok_lite.engine.files.saved_file import shards_of
 from sok_lite.engine.files.store import Store
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.locking import with_locks
 from sok_lite.engine.table.restore import Swap, swap_all
 
 _log = logging.getLogger("sok_lite")
@@ -109,7 +109,7 @@ def load(
             if mode == "replace" and store is None:
                 remember_load(folder, dynamic, found, comm)
 
-        holding(dynamic, read_and_swap)
+        with_locks(dynamic, read_and_swap)
     if comm.rank == 0:
         for item, facts in pairs:
             _warn_of_texts(item.table, facts)

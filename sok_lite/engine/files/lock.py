@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-from sok_lite.engine.files.disk import naming_file
+from sok_lite.engine.files.disk import explain_full_disk
 
 _FIRST_WORD = b"sok_lite"
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -53,7 +53,7 @@ class Lock:
         # For the error of a second writer.
         text = b"%s %d %s" % (_FIRST_WORD, os.getpid(), socket.gethostname().encode())
         try:
-            with naming_file(path, "a lock", len(text)):
+            with explain_full_disk(path, "a lock", len(text)):
                 os.ftruncate(file, 0)
                 os.pwrite(file, text, 0)
         except BaseException:
@@ -68,7 +68,7 @@ class Lock:
         self.release()
 
 
-def waited_for(path: str, what: str) -> Lock:
+def wait_for_lock(path: str, what: str) -> Lock:
     """Returns a lock as soon as it is free. Arguments and errors are those of `Lock`."""
     while True:
         try:
@@ -153,7 +153,7 @@ def is_lock(path: str) -> bool:
         return False
 
 
-def remove_unless_written(folder: str, lock: str, may_remove: Callable[[], bool]) -> None:
+def remove_unless_locked(folder: str, lock: str, may_remove: Callable[[], bool]) -> None:
     """Removes a folder unless its lock is held; what cannot be removed stays.
 
     Args:

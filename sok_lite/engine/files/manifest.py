@@ -17,7 +17,13 @@ from urllib.parse import quote
 from sok_lite._version import __version__
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import lock as locks
-from sok_lite.engine.files.disk import naming_file, open_file, read_rest, read_whole, sync_path
+from sok_lite.engine.files.disk import (
+    explain_full_disk,
+    open_file,
+    read_rest,
+    read_whole,
+    sync_path,
+)
 from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, distinct
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.content import checked_facts, number_of
@@ -211,7 +217,7 @@ def text_of(folder: str | os.PathLike[str]) -> tuple[bytes, float]:
         with open_file(path) as file:
             return read_rest(file, path, _MAX_BYTES), os.fstat(file.fileno()).st_mtime
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(what_is_missing(folder)) from error
+        raise FileNotFoundError(explain_missing(folder)) from error
 
 
 def from_text(data: bytes, path: str) -> Manifest:
@@ -418,13 +424,13 @@ def lock(folder: str, address: str | None = None) -> locks.Lock:
     return locks.Lock(os.path.join(folder, _LOCK), f"The checkpoint at {address or folder}")
 
 
-def remove_unless_written(folder: str, may_remove: Callable[[], bool]) -> None:
+def remove_unless_locked(folder: str, may_remove: Callable[[], bool]) -> None:
     """Removes a folder unless a dump writes into it; what cannot be removed stays.
 
     Args:
       may_remove: called while no dump can begin; False: the folder stays.
     """
-    locks.remove_unless_written(folder, _LOCK, may_remove)
+    locks.remove_unless_locked(folder, _LOCK, may_remove)
 
 
 def publish(folder: str, text: str) -> None:
@@ -439,7 +445,7 @@ def publish(folder: str, text: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
     data = memoryview(text.encode())
-    with naming_file(temporary, "the manifest", len(data)):
+    with explain_full_disk(temporary, "the manifest", len(data)):
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
             while data:
@@ -454,12 +460,12 @@ def publish(folder: str, text: str) -> None:
 # ---- checkpoints in folders ----------------------------------------------------------------------
 
 
-def is_name_in_checkpoint(name: str) -> bool:
+def is_checkpoint_name(name: str) -> bool:
     """Whether a dump makes a file or folder of this name."""
-    return name == NAME or is_private(name) or bool(DATA_FOLDER.fullmatch(name))
+    return name == NAME or is_temporary(name) or bool(DATA_FOLDER.fullmatch(name))
 
 
-def is_private(name: str) -> bool:
+def is_temporary(name: str) -> bool:
     """Whether a file is the lock or the temporary file of a dump, and no part of the checkpoint."""
     return name in (_TEMPORARY, _LOCK)
 
@@ -471,7 +477,7 @@ def is_whole(folder: str | os.PathLike[str]) -> bool:
 
 def is_unfinished(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder has files of a running or interrupted dump, and no checkpoint."""
-    return not is_whole(folder) and any(map(is_name_in_checkpoint, _names_in(folder)))
+    return not is_whole(folder) and any(map(is_checkpoint_name, _names_in(folder)))
 
 
 def all_saves_in(folder: str | os.PathLike[str]) -> dict[str, bool]:
@@ -522,7 +528,7 @@ def newest_in(folder: str) -> str | None:
     return next(reversed(saves_in(folder) or found), None)
 
 
-def what_is_missing(folder: str | os.PathLike[str]) -> str:
+def explain_missing(folder: str | os.PathLike[str]) -> str:
     """Returns what a path without a checkpoint is instead, and what to give, for an error."""
     path = os.fspath(folder)
     if os.path.isfile(path):

@@ -27,16 +27,16 @@ from sok_lite.backend.arguments import address_of
 from sok_lite.engine.dtypes import (
     as_float,
     bfloat16_to_float32,
-    instead_of_key,
     is_integer,
+    key_advice,
     key_dtype,
-    number_in,
     row_dtype,
+    unwrap_scalar,
 )
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.mapped_shard import MappedShard
-from sok_lite.engine.files.saved_file import without_row
+from sok_lite.engine.files.saved_file import missing_rows
 from sok_lite.engine.files.served_index import MAX_RANKS, FileKeys, ServedIndex
 from sok_lite.engine.files.store import Store, is_in_store
 from sok_lite.engine.local_path import local_path
@@ -128,7 +128,7 @@ class _TableSnapshot:
                     FileKeys(file.keys[: len(file.rows)], file.rows, rank)
                 )
             if without:
-                raise newest.reader.corrupt(without_row(without))
+                raise newest.reader.corrupt(missing_rows(without))
         warn_of_repeated(f"table {self.facts.name!r}", num_duplicates)
         self.has_duplicates, self.index = num_duplicates > 0, index
 
@@ -379,11 +379,11 @@ class ReadonlyTable:
 
     def __contains__(self, key: object) -> bool:
         """Returns whether an integer is a key."""
-        limits, key = np.iinfo(self._key_dtype.dtype), number_in(key)
+        limits, key = np.iinfo(self._key_dtype.dtype), unwrap_scalar(key)
         if not is_integer(key):
             raise TypeError(
                 f"`in` asks {self.name!r} for one key, an integer. Received: {key!r}. "
-                f"{instead_of_key(key, 'contains(keys)')}"
+                f"{key_advice(key, 'contains(keys)')}"
             )
         return limits.min <= int(key) <= limits.max and bool(self.contains(key))  # type: ignore
 

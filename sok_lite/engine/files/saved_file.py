@@ -14,13 +14,13 @@ import numpy as np
 
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.key_search import first_places
+from sok_lite.engine.files.key_search import first_positions
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.content import PENDING, Owns, Saved, SavedPart, SavedRows, owns
+from sok_lite.engine.table.content import PENDING, Owns, SavedPart, SavedParts, SavedRows, owns
 
 _Convert: TypeAlias = Callable[[np.ndarray], np.ndarray]
 # [first, last) of keys or rows of a file.
@@ -39,7 +39,7 @@ def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
 
 def saved_in(
     table: AnyTable, facts: TableFacts, folder: str, comm: Communicator, progress: Progress | None
-) -> Saved:
+) -> SavedParts:
     """Returns the content of a checkpoint for this rank's part of a table.
 
     Args:
@@ -58,7 +58,7 @@ def saved_in(
         return open_shard(facts, shard, folder, progress)
 
     # Of a key in several files the row of the lowest rank counts.
-    return Saved.of(
+    return SavedParts.of(
         [SavedFile(shard, open_part, are_own, convert) for shard in shards_of(table, facts, comm)]
     )
 
@@ -213,10 +213,10 @@ class SavedFile(SavedPart):
         first = {key: place for key, place in places.items() if place < self._rows.num_rows}
         found, left = [(self._rows, first)], places.keys() - first
         for file in self.files[1:]:
-            found.append((file, first_places(file.ranges("keys", file.spans), left)))
+            found.append((file, first_positions(file.ranges("keys", file.spans), left)))
             left.difference_update(found[-1][1])
         if left:
-            raise self.corrupt(without_row(len(left)))
+            raise self.corrupt(missing_rows(len(left)))
         return found
 
 
@@ -252,11 +252,11 @@ def newest_rows(
         rest[taken] = False
         left = left[0][rest], left[1][rest]
     if left[0].size:
-        raise corrupt(without_row(left[0].size))
+        raise corrupt(missing_rows(left[0].size))
     return found
 
 
-def without_row(count: int) -> str:
+def missing_rows(count: int) -> str:
     """Returns the reason of an error: keys of a file have no row."""
     return f"{count:,} of its keys have no row there, nor in the files that it continues"
 

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.files.disk import naming_file, open_file
+from sok_lite.engine.files.disk import explain_full_disk, open_file
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.json_text import parsed
 
@@ -167,7 +167,7 @@ class ShardWriter:
         header = _header_of(tensors, metadata)
         self._total = len(header) + sum(tensor.num_bytes for tensor in tensors)
         what = f"a file of table {metadata['table']!r}" if "table" in metadata else "a file"
-        self._naming = partial(naming_file, path, what, self._total, self._progress.total)
+        self._naming = partial(explain_full_disk, path, what, self._total, self._progress.total)
         with self._naming():
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.key_search import entries_at, first_places
+from sok_lite.engine.files.key_search import entries_at, first_positions
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.table_file import open_shard
@@ -53,7 +53,7 @@ class Column(NamedTuple):
         return (1 if self.dim is None else self.dim) * self.dtype.itemsize
 
 
-class About(NamedTuple):
+class TableInfo(NamedTuple):
     """Metadata of a table.
 
     Attributes:
@@ -88,7 +88,7 @@ class Source(Protocol):
     num_keys: int
     states: tuple[StateFacts, ...] = ()
     columns: tuple[str, ...] = ()
-    about: About = About()
+    about: TableInfo = TableInfo()
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         """Yields a column in pieces. May be called repeatedly.
@@ -114,7 +114,7 @@ class Source(Protocol):
         Raises:
           OSError: a file cannot be read. ValueError: it is corrupt.
         """
-        places = first_places(self.read("keys"), keys)
+        places = first_positions(self.read("keys"), keys)
         found: Entries = {key: {} for key in places}
         for column in columns:
             entries = entries_at(self.read(column), places.values())
@@ -254,7 +254,7 @@ class _ShardSource(Source):
         self.key_type, self.num_keys, self.states = facts.key_type, shard.rows, shard.states
         self.columns = ("stamps", *["scores"] * shard.scores)
         about = without_slots(shard.facts)
-        self.about = About(facts.var_type, facts.owner, facts.options, about, shard.sighted)
+        self.about = TableInfo(facts.var_type, facts.owner, facts.options, about, shard.sighted)
         self._file = SavedFile(shard, partial(open_shard, facts, folder=folder))
         self._texts, self._folder, self._newest_rows = shard.texts, folder, newest_rows
 
@@ -267,7 +267,7 @@ class _ShardSource(Source):
         return {} if file is None else find_texts(file, self.name, self._folder, keys)
 
     def find(self, keys: Collection[int], columns: Sequence[str]) -> Entries:
-        places = first_places(self._file.read("keys"), keys)
+        places = first_positions(self._file.read("keys"), keys)
         rows = self._file.places_of_rows(places)
         found: Entries = {key: {} for key in places}
         for column in columns:

@@ -28,8 +28,8 @@ from urllib.parse import quote
 
 from sok_lite.backend.build import cache_folder
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.disk import naming_file, sync_path
-from sok_lite.engine.files.lock import try_flock, waited_for
+from sok_lite.engine.files.disk import explain_full_disk, sync_path
+from sok_lite.engine.files.lock import try_flock, wait_for_lock
 from sok_lite.engine.files.manifest import Manifest
 from sok_lite.engine.local_path import plain_path
 
@@ -70,7 +70,7 @@ def is_in_store(path: str | os.PathLike[str]) -> bool:
     return match is not None and match[1].lower() != "file"
 
 
-def joined(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     """Returns the path or address of `name` in a folder or a store."""
     return f"{path.rstrip('/')}/{name}" if is_in_store(path) else os.path.join(path, name)
 
@@ -226,7 +226,7 @@ class Store:
         there = self._sizes(self._path())
         names: list[str] = []
         for name in _files_in(folder, inside):
-            if name == last or manifest.is_private(name):
+            if name == last or manifest.is_temporary(name):
                 continue
             size = os.path.getsize(os.path.join(folder, name))
             is_data = manifest.DATA_FOLDER.fullmatch(name.split("/")[0])
@@ -368,7 +368,7 @@ class Store:
         """
         copies = self._copies()
         make_folder(copies)
-        with waited_for(os.path.join(copies, "lock"), f"What is brought from {self.address}"):
+        with wait_for_lock(os.path.join(copies, "lock"), f"What is brought from {self.address}"):
             gone: bytes | None = None
             while True:
                 newest = self._newest()
@@ -544,7 +544,7 @@ class Store:
             "in the cache"
         )
         try:
-            with naming_file(part, what):
+            with explain_full_disk(part, what):
                 self._retry("read", path, lambda system: system.get_file(path, part))
                 sync_path(part)
             os.replace(part, target)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.files.increment import continuing
+from sok_lite.engine.files.increment import increment_of
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import (
@@ -104,7 +104,7 @@ def open_shard(
     return reader
 
 
-def part_of(
+def shard_content(
     table: EmbeddingTable, file: str, chunk_bytes: int = CHUNK_BYTES, before: Shard | None = None
 ) -> ShardContent:
     """Returns what this rank writes of a table. Lock the table until the last array.
@@ -126,7 +126,7 @@ def part_of(
     sizes = (part.num_keys, part.num_pending, *has)
     shard = Shard(file, *sizes, states, part.facts, NOT_WRITTEN)
     if before is not None:
-        shard, part.since = continuing(shard, before, part)
+        shard, part.since = increment_of(shard, before, part)
         if table.removals is not None and table.removals.since <= part.since:
             removed = table.backend.to_host(table.removed_since(part.since))
             shard = shard._replace(removed=removed.size)
@@ -143,14 +143,14 @@ def _arrays(part: TablePart, removed: np.ndarray | None) -> Iterator[np.ndarray]
         yield removed
 
 
-def copied(part: ShardContent) -> ShardContent:
+def copy_to_host(part: ShardContent) -> ShardContent:
     """Returns a copy on the host, which needs no lock of the table. MemoryError: no room for it."""
     arrays = deque(part.arrays)
     # Each array is freed when it has been written.
     return part._replace(arrays=(arrays.popleft() for _ in range(len(arrays))))
 
 
-def write_part(part: ShardContent, folder: str, chunk_bytes: int, progress: Progress) -> Shard:
+def write_content(part: ShardContent, folder: str, chunk_bytes: int, progress: Progress) -> Shard:
     """Writes a file and that of its texts, and syncs them to disk.
 
     Args:

@@ -10,7 +10,7 @@ may read any file: texts are looked up on all ranks.
 
 from collections.abc import Collection
 
-from sok_lite.engine.files.key_search import first_places
+from sok_lite.engine.files.key_search import first_positions
 from sok_lite.engine.files.manifest import TableFacts, TextFile, path_of, text_file_name
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardReader, ShardWriter, Tensor
@@ -67,7 +67,7 @@ def find_texts(file: TextFile, table: str, folder: str, keys: Collection[int]) -
     reader, step = _open(file, table, folder), CHUNK_BYTES // 8
     pieces = ((first, min(first + step, file.keys)) for first in range(0, file.keys, step))
     found = {}
-    for key, place in first_places(reader.rows("keys", pieces), keys).items():
+    for key, place in first_positions(reader.rows("keys", pieces), keys).items():
         (ends,) = reader.clone().rows("ends", iter([(max(0, place - 1), place + 1)]))
         begin, end = (0, *ends.tolist())[-2:]
         if not 0 <= begin <= end <= file.num_bytes:

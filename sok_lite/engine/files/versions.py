@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.files.disk import sync_path
 from sok_lite.engine.files.lock import Lock
-from sok_lite.engine.files.store import Store, is_in_store, joined
+from sok_lite.engine.files.store import Store, is_in_store, join_path
 from sok_lite.engine.local_path import local_path
 
 _LATEST = "latest"
@@ -181,7 +181,7 @@ def rollback(folder: str | os.PathLike[str], version: int | None = None) -> str:
         wanted, newer = _rollback_target(versions_at(store), version, store.address)
         for number in newer:
             store.move(str(number), f"{number}{_WITHDRAWN}", first=MARK)
-        return joined(path, str(wanted))
+        return join_path(path, str(wanted))
     with lock_versions(path):
         check_latest(path)
         wanted, newer = _rollback_target(versions_in(path), version, path)

@@ -14,7 +14,7 @@ from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.column import Column
 
 
-class Copying(NamedTuple):
+class RowCopy(NamedTuple):
     """Arguments of a kernel that copies value rows into `out`, (n * row_bytes,) uint8.
 
     `gives_zeros` says whether zeros are written where there is no row.
@@ -95,11 +95,11 @@ class RowAccess:
             )
         return out
 
-    def copying(self, out: Array, gives_zeros: bool) -> Copying:
+    def copying(self, out: Array, gives_zeros: bool) -> RowCopy:
         """Returns the arguments of a kernel that copies value rows into `out`, of `output`."""
         col = self.column()
         flat = out.reshape(-1).view(np.uint8)
-        return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat, int(gives_zeros))
+        return RowCopy(col.pointers, self.chunk_shift, col.row_bytes, flat, int(gives_zeros))
 
     def place(self) -> tuple[Array, int, int, int]:
         """Returns where the value rows are: pointers, chunk_shift, dim, number of the format."""
@@ -166,10 +166,10 @@ class RowAccess:
 
         Args:
           rows: (n,) uint32, distinct; NO_ROW is skipped.
-          deltas: (n, dim) of `row_dtype.added_in`, C-contiguous. Integers wrap around.
+          deltas: (n, dim) of `row_dtype.delta_dtype`, C-contiguous. Integers wrap around.
           scale: a whole number for rows of integers.
         """
-        if self.row_dtype.added_in != np.float32:
+        if self.row_dtype.delta_dtype != np.float32:
             return self.write_launch(rows, self.read(rows) + self._scale(deltas, scale))
         kernel = f"rows_add_{self.row_dtype.suffix}"
         return self._rows_launch(kernel, self.column(), int(rows.size), rows, deltas, float(scale))

@@ -158,7 +158,7 @@ class Column:
             for part in self._memory:
                 self._far_file.discard(part)
 
-    def emptied(self) -> "Column":
+    def empty_copy(self) -> "Column":
         """Returns an empty column like this one."""
         other = copy.copy(self)
         other.num_chunks = 0

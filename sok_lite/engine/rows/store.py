@@ -412,7 +412,7 @@ class RowStore(RowAccess):
 
     def clear(self) -> None:
         """Frees all rows and their memory. The state columns stay, empty."""
-        columns = {name: column.emptied() for name, column in self.columns.items()}
+        columns = {name: column.empty_copy() for name, column in self.columns.items()}
         allocator = RowAllocator.none(self.backend.xp, self._first_far)
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
@@ -448,7 +448,7 @@ class RowStore(RowAccess):
             self._far_file.keep(self._far_bytes, other)
         return other
 
-    def emptied(self) -> "RowStore":
+    def empty_copy(self) -> "RowStore":
         """Returns a store like this one without rows and states.
 
         Raises:

@@ -13,7 +13,7 @@ from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
 
 # Pending counts saturate here, above every threshold, as in kernels/admission.cu.
-MOST_SIGHTINGS = (1 << 30) + 1
+MAX_PENDING_COUNT = (1 << 30) + 1
 
 
 def draw_launch(
@@ -43,7 +43,7 @@ def draw_launch(
     return backend.prepared("admission_draw", n, keys, salt_hash, limit, drawn, count, n)
 
 
-class CountedKeys(NamedTuple):
+class CountUpdate(NamedTuple):
     """New pending counts of keys that a lookup has seen, before they are stored.
 
     Attributes:
@@ -82,7 +82,7 @@ class PendingCounts(DetIndex):
         admitted: Array,
         counts: Array,
         occurrences: Array | None = None,
-    ) -> tuple[CountedKeys, list[Launch]]:
+    ) -> tuple[CountUpdate, list[Launch]]:
         """Returns the new counts of distinct keys without a row, and the launches that compute
         them; `store_launches` stores them.
 
@@ -99,7 +99,7 @@ class PendingCounts(DetIndex):
         xp, n = self.backend.xp, int(keys.size)
         self.clean()
         search = self.search(keys, into=(xp.empty(n, np.uint32), None))
-        counted = CountedKeys(keys, lookup_number, *(xp.empty(n, np.uint32) for _ in range(3)))
+        counted = CountUpdate(keys, lookup_number, *(xp.empty(n, np.uint32) for _ in range(3)))
         count = self.backend.prepared(
             "admission_count",
             n,
@@ -116,7 +116,7 @@ class PendingCounts(DetIndex):
         )
         return counted, [search.launch, count]
 
-    def store_launches(self, counted: CountedKeys, num_first: int) -> list[Launch]:
+    def store_launches(self, counted: CountUpdate, num_first: int) -> list[Launch]:
         """Returns the launches that store new pending counts. The caller adds `num_first` to
         `size`.
 
@@ -157,13 +157,13 @@ class PendingCounts(DetIndex):
 
         Args:
           keys: (n,) int64, distinct, which have no count.
-          counts: (n,) uint32, each from 1 to `MOST_SIGHTINGS`.
+          counts: (n,) uint32, each from 1 to `MAX_PENDING_COUNT`.
           last_seen: (n,) uint32, the number of the lookup that last saw each.
         """
         self.make_room(int(keys.size))
         self.insert(keys, counts, 0)
         self.update(keys, last_seen=last_seen)
 
-    def emptied(self) -> "PendingCounts":
+    def empty_copy(self) -> "PendingCounts":
         """Returns a copy without keys."""
         return PendingCounts(self.backend, self.key_dtype, self.name, self.threshold)

@@ -6,13 +6,13 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.engine.dtypes import check_integer
-from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.base import TableBase
 
 # Sums of so many counts over a batch fit 63 bits.
 _MOST_COUNT = 2**32 - 1
 
 
-def checked_keys(table: TableParts, keys: Any) -> Array:
+def checked_keys(table: TableBase, keys: Any) -> Array:
     """Returns keys (n,) as int64, or raises TypeError or ValueError."""
     keys = table.engine_keys(keys)
     if keys.ndim != 1:
@@ -20,7 +20,7 @@ def checked_keys(table: TableParts, keys: Any) -> Array:
     return keys
 
 
-def check_rows(table: TableParts, keys: Array, values: Array) -> None:
+def check_rows(table: TableBase, keys: Array, values: Array) -> None:
     """Raises ValueError unless values have a row for each key."""
     if values.shape != (keys.size, table.dim):
         raise ValueError(
@@ -29,7 +29,7 @@ def check_rows(table: TableParts, keys: Array, values: Array) -> None:
         )
 
 
-def checked_deltas(table: TableParts, keys: Array, deltas: Any) -> Array:
+def checked_deltas(table: TableBase, keys: Array, deltas: Any) -> Array:
     """Returns deltas (n, dim) in the dtype in which rows are summed, or raises TypeError or
     ValueError."""
     xp = table.backend.xp
@@ -42,12 +42,12 @@ def checked_deltas(table: TableParts, keys: Array, deltas: Any) -> Array:
             f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
             "Cast them first."
         )
-    deltas = xp.ascontiguousarray(deltas, dtype=table.row_dtype.added_in)
+    deltas = xp.ascontiguousarray(deltas, dtype=table.row_dtype.delta_dtype)
     check_rows(table, keys, deltas)
     return deltas
 
 
-def checked_scores(table: TableParts, keys: Array, scores: Any) -> Array:
+def checked_scores(table: TableBase, keys: Array, scores: Any) -> Array:
     """Returns scores (n,) uint64, or raises ValueError."""
     xp = table.backend.xp
     scores = xp.asarray(scores)
@@ -61,7 +61,7 @@ def checked_scores(table: TableParts, keys: Array, scores: Any) -> Array:
     return xp.ascontiguousarray(scores, dtype=np.uint64)
 
 
-def check_assignable(table: TableParts, scores: Array) -> None:
+def check_assignable(table: TableBase, scores: Array) -> None:
     """Raises ValueError if scores (n,) uint64 are lookup numbers of the future."""
     if table.index.has_scores:
         return
@@ -74,7 +74,7 @@ def check_assignable(table: TableParts, scores: Array) -> None:
         )
 
 
-def checked_counts(table: TableParts, keys: Array, counts: Any) -> Array:
+def checked_counts(table: TableBase, keys: Array, counts: Any) -> Array:
     """Returns how often keys count, (n,) uint64, or raises ValueError."""
     check_counts_repeats(table, "`counts`")
     xp = table.backend.xp
@@ -92,7 +92,7 @@ def checked_counts(table: TableParts, keys: Array, counts: Any) -> Array:
     return xp.ascontiguousarray(counts, dtype=np.uint64)
 
 
-def check_counts_repeats(table: TableParts, what: str) -> None:
+def check_counts_repeats(table: TableBase, what: str) -> None:
     """Raises ValueError for a table that does not count how often keys come."""
     if not table.counts_repeats:
         raise ValueError(
@@ -101,7 +101,7 @@ def check_counts_repeats(table: TableParts, what: str) -> None:
         )
 
 
-def checked_number(table: TableParts, name: str, number: int) -> int:
+def checked_number(table: TableBase, name: str, number: int) -> int:
     """Returns the number of a lookup, or raises TypeError or ValueError."""
     check_integer(name, number)
     if not 0 <= number <= table.num_lookups:

@@ -120,7 +120,7 @@ class Clock(ClockRecord):
         self.span_time, self.span_number = at, self.now + 1
 
     @staticmethod
-    def tick_alike(clocks: "Sequence[Clock]") -> bool:
+    def tick_all(clocks: "Sequence[Clock]") -> bool:
         """Ticks all clocks, if each one stays in its current span.
 
         Returns:
@@ -219,7 +219,7 @@ class Clock(ClockRecord):
         """The times of lookups, span by span."""
         return Spans(*(array.tolist() for array in self._spans()))
 
-    def restarting(self, now: int, spans: Spans | None = None) -> Callable[[], None]:
+    def prepare_restart(self, now: int, spans: Spans | None = None) -> Callable[[], None]:
         """Returns a function that sets the number of the last lookup; it allocates nothing.
 
         Args:

@@ -20,9 +20,9 @@ from sok_lite.engine.hashing import is_seed
 from sok_lite.engine.optimizer_states import State, drop_orphaned_states, numbered_states
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table.clock import Spans
-from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.index import IndexEntries
+from sok_lite.engine.table.locking import with_lock
 from sok_lite.engine.table.record import LAST_LOOKUP_NUMBER
 from sok_lite.engine.table.table import EmbeddingTable
 
@@ -102,7 +102,7 @@ class SavedPart(SavedRows):
         return ValueError(f"What was saved is corrupt: {reason}.")
 
 
-class Saved(NamedTuple):
+class SavedParts(NamedTuple):
     """All parts of a saved table, as one.
 
     Attributes:
@@ -116,11 +116,11 @@ class Saved(NamedTuple):
     facts: dict[str, Any]
 
     @staticmethod
-    def of(parts: Sequence[SavedPart]) -> "Saved":
+    def of(parts: Sequence[SavedPart]) -> "SavedParts":
         """Joins parts, one at least."""
         facts = join_facts([dict(part.facts) for part in parts])
         facts = facts if len(parts) == 1 else without_slots(facts)
-        return Saved(parts, join_states([part.states for part in parts]), facts)
+        return SavedParts(parts, join_states([part.states for part in parts]), facts)
 
     @property
     def num_keys(self) -> int:
@@ -138,7 +138,7 @@ class Saved(NamedTuple):
 
 class TablePart(SavedPart):
     """A live table, read in the order of its slots. Lock it until the last chunk, as
-    `changing_alone` does.
+    `mutate` does.
 
     Args:
       num_bytes: the most bytes of a chunk.
@@ -257,7 +257,7 @@ def take(table: EmbeddingTable) -> Content:
     Raises:
       MemoryError: there is no memory for the copy.
     """
-    return alone(table, lambda: _take(table))
+    return with_lock(table, lambda: _take(table))
 
 
 def _take(table: EmbeddingTable) -> Content:
@@ -298,7 +298,7 @@ def _copy(store: RowStore, rows: Array, column: str, out: np.ndarray) -> None:
         out[first : first + step] = backend.to_host(some)
 
 
-def as_saved(table: EmbeddingTable, contents: Sequence[Content]) -> Saved:
+def as_saved(table: EmbeddingTable, contents: Sequence[Content]) -> SavedParts:
     """Returns contents as parts; if several have a key the first counts.
 
     Args:
@@ -307,7 +307,7 @@ def as_saved(table: EmbeddingTable, contents: Sequence[Content]) -> Saved:
     Raises:
       ValueError: one contradicts itself.
     """
-    return Saved.of([_ContentPart(table, content) for content in contents])
+    return SavedParts.of([_ContentPart(table, content) for content in contents])
 
 
 class _ContentPart(SavedPart):

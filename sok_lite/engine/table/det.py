@@ -6,12 +6,12 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch
-from sok_lite.engine.initializer import GivesFirstRows
+from sok_lite.engine.initializer import AnyInitializer
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
+from sok_lite.engine.table.base import checked_num_keys
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.insert import DetInsertion, claim_rows
-from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.table import EmbeddingTable
 
 
@@ -28,7 +28,7 @@ class DetTable(EmbeddingTable):
       owner: which rank owns a key, the same on all ranks.
       init_capacity: keys to make room for at once.
       rounds_gradients: whether gradients travel to other ranks as bfloat16; see
-        engine/batch_pooling.py. The same on all ranks.
+        engine/exchange.py. The same on all ranks.
     """
 
     var_type = "hbm"
@@ -38,7 +38,7 @@ class DetTable(EmbeddingTable):
         backend: Backend,
         dim: int,
         *,
-        initializer: GivesFirstRows,
+        initializer: AnyInitializer,
         key_type: str = "int64",
         dtype: str = "float32",
         name: str = "table",
@@ -69,7 +69,7 @@ class DetTable(EmbeddingTable):
     def new_insertion(self, *args: Any) -> DetInsertion:
         return DetInsertion(self, *args)
 
-    def inserts_items(self, most: int) -> bool:
+    def can_skip_dedup(self, most: int) -> bool:
         return self.index.has_room(most) and self.store.has_room(most)
 
     def scores_of(self, keys: Array) -> Array:

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.rows.allocator import Claim
@@ -22,7 +22,7 @@ _MAX_LOAD_FACTOR = 0.7
 # with few keys, and in a crowded one. The latter is not 0, for a rebuild reads all slots.
 _MAX_TOMBSTONES, _MAX_TOMBSTONES_CROWDED = 0.15, 0.05
 # Lines after which a new key is refused: probes are so long only for keys chosen to collide.
-MOST_LINES = 1024 // LINE
+MAX_PROBE_LINES = 1024 // LINE
 _ALL_LINES = 0xFFFFFFFF
 # Units of a segment that has just been split: it has 2 or 3. With 4 to 7 the index would take 27
 # bytes a key and not 32; but keys move twice as often, and lookups read more lines.
@@ -54,7 +54,7 @@ class DetIndex(Index):
     def capacity(self) -> int:
         return self.directory.num_slots
 
-    def emptied(self) -> "DetIndex":
+    def empty_copy(self) -> "DetIndex":
         """Returns an index like this one without keys, as it was at first."""
         index = DetIndex(self.backend, self.key_dtype, self.name)
         index.init_slots = self.init_slots
@@ -98,11 +98,11 @@ class DetIndex(Index):
           keys: (n,) int64.
           lookup_number: their `last_seen`.
           placed: (n,) int64, gets the address of each key's slot; 0: refused.
-          num_refused: (1,) int64, grows by the keys without a slot in `MOST_LINES`.
+          num_refused: (1,) int64, grows by the keys without a slot in `MAX_PROBE_LINES`.
         """
         n = int(keys.size)
         to = (placed, self._counts, num_refused)
-        return self.prepared("det_insert", n, lookup_number, keys, None, MOST_LINES, *to, n)
+        return self.prepared("det_insert", n, lookup_number, keys, None, MAX_PROBE_LINES, *to, n)
 
     def has_room(self, count: int) -> bool:
         """Whether `count` more keys fit without growth."""
@@ -127,12 +127,12 @@ class DetIndex(Index):
           to: outputs of each item: (n,) int64, the address of its key's slot, 0 if refused or not
             inserted; (n,) int32, the item's number, -1 if not inserted; (n,) uint32, the row for
             one item of each key, NO_ROW for its duplicates.
-          counts: (2,) int64, grow by the items without a slot in `MOST_LINES`, and by the
+          counts: (2,) int64, grow by the items without a slot in `MAX_PROBE_LINES`, and by the
             distinct keys inserted.
         """
         n, placed = int(keys.size), to[0]
         insert = self.prepared(
-            *("det_insert_items", n, lookup_number, keys, rows, MOST_LINES),
+            *("det_insert_items", n, lookup_number, keys, rows, MAX_PROBE_LINES),
             *(*claim.words, *to, self._counts, counts, n),
         )
         return [insert, self.backend.prepared("slots_tell_rows", n, placed, rows, n)]
@@ -143,7 +143,7 @@ class DetIndex(Index):
         self.launch("det_erase", n, keys, rows, placed, self._counts, None, n)
         self.record.num_erased += n
 
-    def take_new_seed(self) -> None:
+    def reseed(self) -> None:
         """Rehashes the index with a new seed, after `check`; see `rehash`."""
         self.check()
         self.rehash(self.capacity)
@@ -161,8 +161,8 @@ class DetIndex(Index):
                 break
             self.take_back(keys, placed)
             if has_new_seed:
-                raise self.error_of_chosen_keys()
-            self.take_new_seed()
+                raise self.hash_flooding_error()
+            self.reseed()
         self.write_rows(placed, rows)
         self.record.size += n
 
@@ -262,8 +262,8 @@ class DetIndex(Index):
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0])
-            parts.append(Work(n, (slots, n, *where, *self.reserved_keys(), counts)))
-        self.backend.launch_parts("det_move", parts)
+            parts.append(LaunchArgs(n, (slots, n, *where, *self.reserved_keys(), counts)))
+        self.backend.launch_tables("det_move", parts)
         if int(counts[1]):
             return False
         self._counts = self._counts + counts

@@ -1,6 +1,6 @@
 """Reads a table as arrays: in chunks, all of it, or the entries of a predicate.
 
-All but `is_below` and `chosen` are methods of `EmbeddingTable`. They change nothing.
+All but `is_below` and `filter_entries` are methods of `EmbeddingTable`. They change nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,21 +9,21 @@ from functools import partial
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.engine.table.base import TableBase
 from sok_lite.engine.table.index import CHUNK_SLOTS
-from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.locking import locked
 from sok_lite.engine.table.results import Entries, Predicate
 
 
-@exclusive
-def export_chunk(table: TableParts, first_slot: int, num_slots: int) -> Entries:
+@locked
+def export_chunk(table: TableBase, first_slot: int, num_slots: int) -> Entries:
     """Returns the entries of the slots [first_slot, first_slot + num_slots), in their order."""
     entries = table.index.entries(first_slot, num_slots)
     keys = table.key_dtype.from_int64(table.backend.xp, entries.keys)
     return Entries(keys, entries.rows, entries.scores, table.store.for_reading())
 
 
-def chunks(table: TableParts, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
+def chunks(table: TableBase, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
     """Yields the whole table in chunks. Hold `lock` if it may change meanwhile."""
     first = 0
     while first < table.index.num_slots:  # it may grow
@@ -31,17 +31,17 @@ def chunks(table: TableParts, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]
         first += num_slots
 
 
-@exclusive
-def export_rows(table: TableParts) -> tuple[Array, Array]:
+@locked
+def export_rows(table: TableBase) -> tuple[Array, Array]:
     """Returns all keys, ascending, and their row numbers: (size,) key type, (size,) uint32."""
     entries = export_chunk(table, 0, table.index.num_slots)
     order = table.backend.xp.argsort(entries.keys)
     return entries.keys[order], entries.rows[order]
 
 
-@exclusive
+@locked
 def export(
-    table: TableParts,
+    table: TableBase,
     column: str = "value",
     out: Callable[[int], Array] | None = None,
     cutoff: float | None = None,
@@ -61,25 +61,25 @@ def export(
         keys, rows = export_rows(table)
     else:
         is_small = is_below(table, cutoff)
-        keys, rows = _sorted_of(table, chosen(table, lambda entries: ~is_small(entries)))
+        keys, rows = _sorted_of(table, filter_entries(table, lambda entries: ~is_small(entries)))
     rows = table.backend.xp.ascontiguousarray(rows)
     memory = None if out is None else out(int(keys.size))
     return keys, table.store.read(rows, column, memory)
 
 
-@exclusive
-def export_if(table: TableParts, predicate: Predicate) -> tuple[Array, Array]:
+@locked
+def export_if(table: TableBase, predicate: Predicate) -> tuple[Array, Array]:
     """Returns the keys and rows of a predicate, as `export` does all.
 
     Args:
       predicate: such as `lambda entries: entries.scores >= 100`; called chunk by chunk.
     """
-    keys, rows = _sorted_of(table, chosen(table, predicate))
+    keys, rows = _sorted_of(table, filter_entries(table, predicate))
     return keys, table.store.read(rows)
 
 
-@exclusive
-def num_zero_rows(table: TableParts) -> int:
+@locked
+def num_zero_rows(table: TableBase) -> int:
     """Returns the number of keys whose row is all 0. It reads every row."""
     return sum(
         int(table.row_dtype.is_zero(table.backend.xp, entries.values).all(axis=1).sum())
@@ -87,18 +87,18 @@ def num_zero_rows(table: TableParts) -> int:
     )
 
 
-@exclusive
-def shrunk_keys(table: TableParts) -> Array:
+@locked
+def shrunk_keys(table: TableBase) -> Array:
     """Returns the keys that an optimizer has set to 0, (n,) of the key type, ascending.
 
     Their rows are all 0, and an optimizer state is not its initial value: group lasso does so. It
     reads every row, chunk by chunk.
     """
-    keys, _ = _sorted_of(table, chosen(table, partial(_is_shrunk, table)))
+    keys, _ = _sorted_of(table, filter_entries(table, partial(_is_shrunk, table)))
     return keys
 
 
-def _is_shrunk(table: TableParts, entries: Entries) -> Array:
+def _is_shrunk(table: TableBase, entries: Entries) -> Array:
     """Returns whether each entry has a row of 0 and a changed state, (n,) bool."""
     xp, store = table.backend.xp, entries.store
     is_shrunk = table.row_dtype.is_zero(xp, entries.values).all(axis=1)
@@ -113,7 +113,7 @@ def _is_shrunk(table: TableParts, entries: Entries) -> Array:
     return is_shrunk
 
 
-def is_below(table: TableParts, cutoff: float) -> Predicate:
+def is_below(table: TableBase, cutoff: float) -> Predicate:
     """Returns the predicate of rows with only |element| < cutoff.
 
     Raises:
@@ -126,7 +126,7 @@ def is_below(table: TableParts, cutoff: float) -> Predicate:
     )
 
 
-def chosen(table: TableParts, predicate: Predicate) -> Iterator[Entries]:
+def filter_entries(table: TableBase, predicate: Predicate) -> Iterator[Entries]:
     """Yields the entries of a predicate, in chunks. Raises ValueError if it does not return a bool
     for each key."""
     for entries in chunks(table):
@@ -142,7 +142,7 @@ def chosen(table: TableParts, predicate: Predicate) -> Iterator[Entries]:
         yield Entries(*those, entries.store)
 
 
-def _sorted_of(table: TableParts, some: Iterator[Entries]) -> tuple[Array, Array]:
+def _sorted_of(table: TableBase, some: Iterator[Entries]) -> tuple[Array, Array]:
     """Returns the keys and row numbers of several chunks together, by key."""
     xp, all_entries = table.backend.xp, list(some)
     keys = xp.concatenate([entries.keys for entries in all_entries])

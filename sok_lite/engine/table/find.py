@@ -19,13 +19,13 @@ from sok_lite.engine.dedup import dedup, last_of_each, unique
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import group
 from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
+from sok_lite.engine.table.base import TableBase
+from sok_lite.engine.table.checkpoint_mark import forget
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count, new_counters
-from sok_lite.engine.table.dumped import forget
-from sok_lite.engine.table.exclusive import changing, exclusive, holding
 from sok_lite.engine.table.index import Found, Search
 from sok_lite.engine.table.insert import LookupRequest, Output, gather_evicted, insert_missing
-from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.locking import locked, mutating, with_locks
 from sok_lite.engine.table.results import Evicted, Lookup
 
 
@@ -36,8 +36,8 @@ class WrongSplitsError(ValueError):
 # ---------------------------------------------------------------- one table, nothing inserted
 
 
-@exclusive
-def find(table: TableParts, keys: Any) -> Array:
+@locked
+def find(table: TableBase, keys: Any) -> Array:
     """Returns the row number of every key, (n,) uint32; NO_ROW where it has none.
 
     Nothing but the counters changes: no key is inserted, and none counts as seen.
@@ -48,14 +48,14 @@ def find(table: TableParts, keys: Any) -> Array:
     return found.rows
 
 
-@exclusive
-def contains(table: TableParts, keys: Any) -> Array:
+@locked
+def contains(table: TableBase, keys: Any) -> Array:
     """Returns whether each key has a row, (n,) bool."""
     return table.index.find(checked_keys(table, keys)).rows != np.uint32(NO_ROW)
 
 
-@exclusive
-def scores(table: TableParts, keys: Any) -> Array:
+@locked
+def scores(table: TableBase, keys: Any) -> Array:
     """Returns the score of every key, (n,) uint64; 0 where it has no row.
 
     In an "hbm" table it is that of kLru: the number of the lookup that last saw the key.
@@ -63,8 +63,8 @@ def scores(table: TableParts, keys: Any) -> Array:
     return table.scores_of(checked_keys(table, keys))
 
 
-@exclusive
-def read_state(table: TableParts, name: str, keys: Any) -> Array:
+@locked
+def read_state(table: TableBase, name: str, keys: Any) -> Array:
     """Returns an optimizer state of keys, (n, dim) float32; its initial value for a key without a
     row.
 
@@ -82,9 +82,9 @@ def read_state(table: TableParts, name: str, keys: Any) -> Array:
 # ---------------------------------------------------------------- one table, new keys inserted
 
 
-@changing
+@mutating
 def find_or_insert(
-    table: TableParts,
+    table: TableBase,
     keys: Any,
     *,
     unique_keys: bool = False,
@@ -119,7 +119,7 @@ def find_or_insert(
 
 
 def _find_or_insert_with_scores(
-    table: TableParts, keys: Array, scores: Any, filter_ratio: float
+    table: TableBase, keys: Array, scores: Any, filter_ratio: float
 ) -> Array:
     """Looks up distinct keys, each with the last of its scores; returns the rows of all keys."""
     backend, n = table.backend, int(keys.size)
@@ -136,9 +136,9 @@ def _find_or_insert_with_scores(
     return result
 
 
-@changing
+@mutating
 def lookup(
-    table: TableParts,
+    table: TableBase,
     keys: Any,
     *,
     unique_keys: bool = False,
@@ -186,7 +186,7 @@ def lookup(
 
 
 def continue_lookup(
-    table: TableParts, keys: Array, out: Array, begun: tuple[Array, Array], missing: str
+    table: TableBase, keys: Array, out: Array, begun: tuple[Array, Array], missing: str
 ) -> None:
     """Ends a `lookup` that inserts, whose search native code has made.
 
@@ -203,12 +203,12 @@ def continue_lookup(
         look_up_batch(table.backend, keys, rows, [request], begun=counters)
         table.report_refused()
 
-    holding([table], found, goes_on=True)
+    with_locks([table], found, continues_native=True)
 
 
-@changing
+@mutating
 def lookup_and_evict(
-    table: TableParts, keys: Any, *, unique_keys: bool = False, out: Array | None = None
+    table: TableBase, keys: Any, *, unique_keys: bool = False, out: Array | None = None
 ) -> tuple[Array, Evicted]:
     """Looks up as `lookup` does; returns the rows (n, dim) and the evicted entries, in no order."""
     keys = checked_keys(table, keys)
@@ -219,9 +219,7 @@ def lookup_and_evict(
     return request.outputs[0].out, gather_evicted(table, evicted)
 
 
-def _row_request(
-    table: TableParts, keys: Array, out: Array | None, **options: Any
-) -> LookupRequest:
+def _row_request(table: TableBase, keys: Array, out: Array | None, **options: Any) -> LookupRequest:
     """Returns the request for the rows of all keys, to write into `out`; None: a new array."""
     size = int(keys.size)
     return LookupRequest(
@@ -317,7 +315,7 @@ def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[Looku
         lookup_number = each.table.clock.now + 1 if each.insert else 0
         prepare = _find_and_pool_launches if pools_at_once and _is_pooled(each) else _find_launches
         launches.append(prepare(each, lookup_number, *arrays))
-    if not Clock.tick_alike([table.clock for table in inserting]):
+    if not Clock.tick_all([table.clock for table in inserting]):
         for table in inserting:
             table.clock.tick()
     launch_all(*launches)
@@ -437,13 +435,13 @@ def _key_counts(
 # ---------------------------------------------------------------- time
 
 
-def count_found(table: TableParts, num_items: int, num_missing: int) -> None:
+def count_found(table: TableBase, num_items: int, num_missing: int) -> None:
     """Counts the keys of a lookup, and how many of them have no row."""
     table.counters.found += num_items - num_missing
     table.counters.missed += num_missing
 
 
-def age(table: TableParts) -> None:
+def age(table: TableBase) -> None:
     """Halves all numbers of lookups, which have reached the largest."""
     with uninterrupted():
         table.clock.halve()  # the one that needs memory
@@ -455,7 +453,7 @@ def age(table: TableParts) -> None:
         forget(table)
 
 
-def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
+def find_and_mark_seen(table: TableBase, keys: Array) -> Found:
     """Finds keys and counts them as seen by a new lookup, which may insert."""
     if table.clock.is_full:
         age(table)
@@ -466,17 +464,17 @@ def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
     return search.found
 
 
-def mark_seen_search(table: TableParts, keys: Array) -> Search:
+def mark_seen_search(table: TableBase, keys: Array) -> Search:
     """Returns a search for keys to write to: they count as seen by the last lookup."""
     into = (table.backend.xp.empty(int(keys.size), np.uint32), None)
     return table.index.search(keys, table.clock.now, into=into, refreshes=False)
 
 
-def rebalance(table: TableParts) -> None:
+def rebalance(table: TableBase) -> None:
     """Moves hot rows near (rows/tiers.py). Row numbers from before are stale then."""
     assert table.tiers is not None
     with uninterrupted():
         moved = table.tiers.rebalance()
         if moved is not None:
             table.index.update(moved.keys, rows=moved.rows)
-            table.renew()
+            table.invalidate_row_numbers()

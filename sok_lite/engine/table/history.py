@@ -11,14 +11,14 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import check_counts_repeats, checked_keys, checked_number
-from sok_lite.engine.table.exclusive import changing, exclusive
+from sok_lite.engine.table.base import TableBase
 from sok_lite.engine.table.index import CHUNK_SLOTS
-from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.locking import locked, mutating
 from sok_lite.engine.table.removal_log import RemovalLog
 
 
-@exclusive
-def counts(table: TableParts, keys: Any) -> Array:
+@locked
+def counts(table: TableBase, keys: Any) -> Array:
     """Returns how often lookups that insert have asked for each key, (n,) int64.
 
     For a key without a row this is its pending count, or 0.
@@ -35,8 +35,8 @@ def counts(table: TableParts, keys: Any) -> Array:
     return table.backend.xp.minimum(found, np.uint64(2**63 - 1)).astype(np.int64)
 
 
-@exclusive
-def times(table: TableParts, keys: Any) -> Array:
+@locked
+def times(table: TableBase, keys: Any) -> Array:
     """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
 
     It is 0 for a key that none has seen. A write counts as of the last lookup before it. Times are
@@ -50,8 +50,8 @@ def times(table: TableParts, keys: Any) -> Array:
     return backend.from_host(table.clock.times_of(backend.to_host(last_seen)))
 
 
-@exclusive
-def pending_keys(table: TableParts) -> Array:
+@locked
+def pending_keys(table: TableBase) -> Array:
     """Returns the keys with a pending count and no row, (n,) of the key type, ascending.
 
     There are none in a table that gives keys a row when they are first seen.
@@ -60,8 +60,8 @@ def pending_keys(table: TableParts) -> Array:
     return sorted_keys(table, xp.empty(0, np.int64) if pending is None else pending.entries().keys)
 
 
-@exclusive
-def changed_since(table: TableParts, number: int) -> Array:
+@locked
+def changed_since(table: TableBase, number: int) -> Array:
     """Returns the keys whose rows or states may have changed, (n,) of the key type, ascending.
 
     These are the keys that were inserted, seen by a lookup that inserts, written, or updated by an
@@ -80,8 +80,8 @@ def changed_since(table: TableParts, number: int) -> Array:
     return sorted_keys(table, keys_where(table, lambda last_seen: last_seen >= number))
 
 
-@exclusive
-def export_since(table: TableParts, at: float) -> tuple[Array, Array]:
+@locked
+def export_since(table: TableBase, at: float) -> tuple[Array, Array]:
     """Returns the keys whose rows may have changed since a time, and their rows, as `export` does.
 
     These are the keys of `changed_since` for the first lookup since then, or for one earlier by up
@@ -96,8 +96,8 @@ def export_since(table: TableParts, at: float) -> tuple[Array, Array]:
     return ordered, table.store.read(table.index.find(checked_keys(table, ordered)).rows)
 
 
-@changing
-def log_removals(table: TableParts) -> None:
+@mutating
+def log_removals(table: TableBase) -> None:
     """Begins a log of removed keys, for `removed_since`, if there is none.
 
     The log takes 23 to 34 bytes a key. A restored table begins a new one.
@@ -110,8 +110,8 @@ def log_removals(table: TableParts) -> None:
         table.removals = RemovalLog(table.backend, table.key_dtype, name, table.num_lookups)
 
 
-@exclusive
-def removed_since(table: TableParts, number: int) -> Array:
+@locked
+def removed_since(table: TableBase, number: int) -> Array:
     """Returns the keys that were removed and have no row now, (n,) of the key type, ascending.
 
     They were removed by `erase` and its like, `expire`, `clear` or eviction.
@@ -134,7 +134,7 @@ def removed_since(table: TableParts, number: int) -> Array:
     return sorted_keys(table, keys[table.index.find(keys).rows == np.uint32(NO_ROW)])
 
 
-def first_removal_since(table: TableParts, at: float) -> int:
+def first_removal_since(table: TableBase, at: float) -> int:
     """Returns the `number` with which `removed_since` has all removals since a time.
 
     A removal counts as of the lookup before it: so that is the one before the first since then.
@@ -145,8 +145,8 @@ def first_removal_since(table: TableParts, at: float) -> int:
     return max(table.clock.first_since(at) - 1, 0)
 
 
-@changing
-def forget_removals(table: TableParts, *, before: int) -> None:
+@mutating
+def forget_removals(table: TableBase, *, before: int) -> None:
     """Drops the removals before a lookup from the log, and frees their memory.
 
     Args:
@@ -158,7 +158,7 @@ def forget_removals(table: TableParts, *, before: int) -> None:
     _log(table).forget(checked_number(table, "before", before))
 
 
-def _log(table: TableParts) -> RemovalLog:
+def _log(table: TableBase) -> RemovalLog:
     """Returns the removal log, or raises ValueError."""
     if table.removals is None:
         raise ValueError(
@@ -168,7 +168,7 @@ def _log(table: TableParts) -> RemovalLog:
     return table.removals
 
 
-def keys_where(table: TableParts, choose: Callable[[Array], Array]) -> Array:
+def keys_where(table: TableBase, choose: Callable[[Array], Array]) -> Array:
     """Returns the keys (n,) int64, in no order, for which `choose` is true: it takes `last_seen` of
     keys, (m,) uint32, and returns (m,) bool."""
     found = []
@@ -178,7 +178,7 @@ def keys_where(table: TableParts, choose: Callable[[Array], Array]) -> Array:
     return table.backend.xp.concatenate(found)
 
 
-def sorted_keys(table: TableParts, keys: Array) -> Array:
+def sorted_keys(table: TableBase, keys: Array) -> Array:
     """Returns keys (n,) int64 in the key type, ascending."""
     keys = table.key_dtype.from_int64(table.backend.xp, keys)
     return keys[table.backend.xp.argsort(keys)]

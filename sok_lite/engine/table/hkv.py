@@ -7,16 +7,16 @@ from typing import Any
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import is_integer, row_dtype
-from sok_lite.engine.initializer import GivesFirstRows
+from sok_lite.engine.initializer import AnyInitializer
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import CountedKeys, PendingCounts, draw_launch
+from sok_lite.engine.table.admission import CountUpdate, PendingCounts, draw_launch
 from sok_lite.engine.table.counters import Count, counter
-from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.insert import HkvInsertion, claim_rows, gather_evicted
+from sok_lite.engine.table.locking import mutating
 from sok_lite.engine.table.results import Evicted
 from sok_lite.engine.table.table import EmbeddingTable
 from sok_lite.engine.table.write import assign_and_evict
@@ -49,19 +49,19 @@ class HkvTable(EmbeddingTable):
 
     Attributes:
       tiers: which rows are hot. A lookup that may insert counts its rows and, from time to time,
-        moves hot rows into the near tier before: then `row_epoch` changes.
+        moves hot rows into the near tier before: then `row_version` changes.
     """
 
     var_type = "hybrid"
     keeps_every_key = False
-    has_to_begin = True
+    has_call_hook = True
 
     def __init__(
         self,
         backend: Backend,
         dim: int,
         *,
-        initializer: GivesFirstRows,
+        initializer: AnyInitializer,
         key_type: str = "int64",
         dtype: str = "float32",
         name: str = "table",
@@ -119,7 +119,7 @@ class HkvTable(EmbeddingTable):
             raise ValueError(f"`epoch` must be in [0, 2**32). Received: {epoch}.")
         self._set_epoch(int(epoch))
 
-    @changing
+    @mutating
     def _set_epoch(self, epoch: int) -> None:
         self.index.epoch = epoch
 
@@ -131,7 +131,7 @@ class HkvTable(EmbeddingTable):
     def max_capacity(self) -> int:
         return self.options.max_capacity
 
-    @changing
+    @mutating
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
         """Runs `insert_or_assign`, and returns what new keys evicted."""
         evicted: list[Evicted] = []
@@ -160,8 +160,8 @@ class HkvTable(EmbeddingTable):
     def new_insertion(self, *args: Any) -> HkvInsertion:
         return HkvInsertion(self, *args)
 
-    def begin(self) -> None:
-        super().begin()
+    def on_call(self) -> None:
+        super().on_call()
         if self.store.has_far_file:
             self.store.trim()
         self.refused = (0, 0)
@@ -204,7 +204,7 @@ class HkvTable(EmbeddingTable):
         admitted: Array,
         counters: Array,
         occurrences: Array | None,
-    ) -> tuple[list[Launch], CountedKeys | None]:
+    ) -> tuple[list[Launch], CountUpdate | None]:
         pending, lookup, backend = self.pending, self.num_lookups, self.backend
         launches: list[Launch] = []
         if filter_ratio < 1.0:

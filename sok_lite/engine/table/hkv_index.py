@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.launches import Launch
 from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.dtypes import KeyDtype
@@ -94,7 +94,7 @@ class HkvIndex(Index):
         return self._capacity
 
     @property
-    def is_full_size(self) -> bool:
+    def is_at_max_capacity(self) -> bool:
         """Whether it cannot grow further."""
         return self.directory.num_slots >= self.max_capacity
 
@@ -133,7 +133,7 @@ class HkvIndex(Index):
             last_seen, scores = scores.astype(np.uint32), None
         return self.prepared("hkv_update", n, keys, rows, last_seen, scores, n)
 
-    def unplaced(self, num_keys: int) -> Placement:
+    def new_placement(self, num_keys: int) -> Placement:
         """Returns uninitialized memory for the placement of keys."""
         dtypes = (np.int64, np.int64, np.uint32, np.uint64)
         return Placement(*(self.backend.xp.empty(num_keys, dtype) for dtype in dtypes))
@@ -212,13 +212,13 @@ class HkvIndex(Index):
             return
         # It is not necessary, so that a lack of memory is no error.
         with contextlib.suppress(MemoryError):
-            self._rehash_into(self.emptied(capacity, self.seed), self._capacity // 2)
+            self._rehash_into(self.empty_copy(capacity, self.seed), self._capacity // 2)
 
     def is_sparse(self, count: int) -> bool:
         """Whether `count` more keys would find free slots, unless they are chosen to collide."""
         return self.size + count < self._sparse_load * self.directory.num_slots
 
-    def take_new_seed(self) -> bool:
+    def reseed(self) -> bool:
         """Rehashes a sparse index with a new seed.
 
         Returns:
@@ -227,7 +227,7 @@ class HkvIndex(Index):
         Raises:
           MemoryError: no memory for a second index; the index is as it was.
         """
-        other = self.emptied(self._capacity, seed_after(self.seed))
+        other = self.empty_copy(self._capacity, seed_after(self.seed))
         return self._rehash_into(other, self._capacity)
 
     def _rehash_into(self, other: "HkvIndex", most: int) -> bool:
@@ -285,18 +285,18 @@ class HkvIndex(Index):
         scores: list[Any] = [segment.scores for segment in self.directory.segments]
         scores.append(self.side[4:].view(np.uint64))
         has_epochs = int(self.strategy == "kEpochLfu")
-        parts = [Work(int(x.size), (x, has_epochs, factor, int(x.size))) for x in scores]
-        self.backend.launch_parts("scores_decay", parts)
+        parts = [LaunchArgs(int(x.size), (x, has_epochs, factor, int(x.size))) for x in scores]
+        self.backend.launch_tables("scores_decay", parts)
 
-    def aged(self, scores: Array) -> Array:
+    def age_scores(self, scores: Array) -> Array:
         if self.strategy == "kLru":
-            return super().aged(scores)
+            return super().age_scores(scores)
         if not self.scores_age:
             return scores
         last_seen = scores & np.uint64(LAST_LOOKUP_NUMBER)
-        return (scores - last_seen) | super().aged(last_seen)
+        return (scores - last_seen) | super().age_scores(last_seen)
 
-    def not_after(self, scores: Array, last: np.uint32) -> Array:
+    def cap_scores(self, scores: Array, last: np.uint32) -> Array:
         """Returns scores (n,) uint64 in which no lookup number is above `last`."""
         if not self.scores_age:
             return scores
@@ -324,7 +324,7 @@ class HkvIndex(Index):
 
     # ---------------------------------------------------------------- restoring
 
-    def emptied(self, capacity: int | None = None, seed: int | None = None) -> "HkvIndex":
+    def empty_copy(self, capacity: int | None = None, seed: int | None = None) -> "HkvIndex":
         """Returns an index like this one without keys."""
         kind = (self.backend, self.key_dtype, self.name, self._options)
         return HkvIndex(*kind, capacity, seed)
@@ -344,7 +344,7 @@ class HkvIndex(Index):
         at = xp.arange(keys.size)
         while True:
             n = int(at.size)
-            placed = self.unplaced(n)
+            placed = self.new_placement(n)
             num_refused = xp.zeros(1, np.int64)
             self.reserve_launch(keys[at], 1, None, placed, num_refused)()
             self.write_rows(placed.slots, (at + first).astype(np.uint32))
@@ -360,7 +360,7 @@ class HkvIndex(Index):
         was cut short."""
         return self.directory.shapes == self.sizes.shapes(self.directory.num_slots)
 
-    def begin_from(self, capacity: int) -> None:
+    def adopt_capacity(self, capacity: int) -> None:
         """Takes the capacity of a saved index, after its slots, and grows to the initial one."""
         self._set_capacity(capacity)
         if capacity < self.init_slots:
@@ -381,8 +381,8 @@ class HkvIndex(Index):
         parts = []
         for segment in segments:
             n = segment.shape.slots // self.bucket
-            parts.append(Work(n, (segment.slots, n, *where)))
-        self.backend.launch_parts("hkv_move", parts)
+            parts.append(LaunchArgs(n, (segment.slots, n, *where)))
+        self.backend.launch_tables("hkv_move", parts)
         return True
 
     def _capacity_for(self, num_keys: int, capacity: int) -> int:

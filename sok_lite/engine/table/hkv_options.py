@@ -15,7 +15,7 @@ STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
 _ON_REFUSED = ("ignore", "warn", "error")
 MAX_CAPACITY = 1 << 31
 _MAX_THRESHOLD = 1 << 30  # pending counts grow up to there
-_rounded: set[str] = set()  # options for which the warning of `rounded_up` was given
+_rounded: set[str] = set()  # options for which the warning of `round_up_capacities` was given
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class HkvOptions:
         return checked
 
 
-def rounded_up(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
+def round_up_capacities(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
     """Returns options with capacities rounded up to powers of two, as SOK does. It warns once for
     each option in a program.
 
@@ -133,7 +133,7 @@ def rounded_up(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any
     return {**options, **rounded}
 
 
-def refuse_option_of_hybrid(name: str, value: Any, var_type: str) -> NoReturn:
+def refuse_hybrid_option(name: str, value: Any, var_type: str) -> NoReturn:
     """Raises ValueError for an option of "hybrid" tables, given for a table of another type."""
     raise ValueError(
         f"`{name}` is an option of var_type='hybrid'. Received: {name}={value!r} for "

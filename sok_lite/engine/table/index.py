@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.backend.launches import Launch
 from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import new_seed, seed_after
-from sok_lite.engine.rows.access import Copying
+from sok_lite.engine.rows.access import RowCopy
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import (
     Directory,
@@ -262,7 +262,7 @@ class Index(ABC):
     def clean(self) -> None:
         """Frees memory that erased keys have left, where there is enough of it."""
 
-    def empty_place(self) -> tuple[Directory, Array]:
+    def allocate_empty(self) -> tuple[Directory, Array]:
         """Returns empty segments and reserved slots, for `clear`."""
         return self._new_empty(self.init_slots)
 
@@ -270,12 +270,12 @@ class Index(ABC):
         """Removes all keys and frees their memory.
 
         Args:
-          empty: the result of `empty_place`; without it that is called here.
+          empty: the result of `allocate_empty`; without it that is called here.
 
         Raises:
           MemoryError: no memory for the empty index; the index is as it was.
         """
-        self.set_segments(*(empty or self.empty_place()))
+        self.set_segments(*(empty or self.allocate_empty()))
         self.least_slots, self.num_rehashes = self.init_slots, 0
         self.record.size = 0
 
@@ -300,7 +300,7 @@ class Index(ABC):
         lookup_number: int = 0,
         caller_scores: Array | None = None,
         accesses: AccessCounts | None = None,
-        copying: Copying | None = None,
+        copying: RowCopy | None = None,
         into: tuple[Array, Array | None] | None = None,
         refreshes: bool = True,
     ) -> Search:
@@ -346,14 +346,14 @@ class Index(ABC):
         reserved = (self.side[:4], self.side[4:].view(np.uint64) if self.has_scores else None)
         for slots, scores in (*((s.slots, s.scores) for s in self.directory.segments), reserved):
             n = int(slots.size) // 2
-            parts.append(Work(n, (slots, scores if self.scores_age else None, n)))
-        self.backend.launch_parts("slots_age", parts)
+            parts.append(LaunchArgs(n, (slots, scores if self.scores_age else None, n)))
+        self.backend.launch_tables("slots_age", parts)
 
     def decay(self, factor: float) -> None:
         """Multiplies the counts of kLfu or kEpochLfu by a factor, rounded down."""
         raise NotImplementedError(f"an index of {type(self).__name__} has no counts")
 
-    def aged(self, scores: Array) -> Array:
+    def age_scores(self, scores: Array) -> Array:
         """Returns scores (n,) uint64 as `age` changes them."""
         return scores >> np.uint64(1)
 
@@ -411,9 +411,9 @@ class Index(ABC):
         """
         old, shapes = self.directory.segments, self.sizes.shapes(num_slots)
         if self.replace_segments([], old, shapes, [], num_slots, seed_after(self.seed)) is None:
-            raise self.error_of_chosen_keys()
+            raise self.hash_flooding_error()
 
-    def error_of_chosen_keys(self) -> RuntimeError:
+    def hash_flooding_error(self) -> RuntimeError:
         """Returns the error for keys that find no slot with any seed."""
         return RuntimeError(
             f"Keys of table {self.name!r} find no slot, though only {self.size:,} of "

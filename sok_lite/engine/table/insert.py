@@ -38,9 +38,9 @@ from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.access import NewRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.admission import CountedKeys
+from sok_lite.engine.table.admission import CountUpdate
+from sok_lite.engine.table.base import TableBase
 from sok_lite.engine.table.counters import Count, counter, new_counters
-from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted
 
 # A CPU removes the duplicates of more items faster in a scratch hash: it stays in the caches, and
@@ -96,7 +96,7 @@ class LookupRequest(NamedTuple):
       then: of an update, returns the launches that take the step, once all keys have their rows.
     """
 
-    table: TableParts
+    table: TableBase
     size: int
     outputs: Sequence[Output] = ()
     insert: bool = True
@@ -188,7 +188,7 @@ class _MissingKeys:
     admitted: Array | None = None
     admitted_index: Array | None = None
     source: Array | None = None
-    counted_keys: CountedKeys | None = None
+    counted_keys: CountUpdate | None = None
     num_first: int = 0
 
     def draw_launches(self) -> list[Launch]:
@@ -391,13 +391,13 @@ class Insertion:
 
     def __init__(
         self,
-        table: TableParts,
+        table: TableBase,
         new: NewKeys,
         counters: Array,
         before: list[Launch],
         after: WithRows,
     ) -> None:
-        self._table: TableParts = table
+        self._table: TableBase = table
         self._index: Any = table.index
         self._new, self._counters, self._before, self._after = new, counters, before, after
         self._n = int(new.keys.size)
@@ -426,9 +426,9 @@ class Insertion:
 
     def _change_index(self) -> None:
         if self._has_new_seed:
-            raise self._index.error_of_chosen_keys()
+            raise self._index.hash_flooding_error()
         self._has_new_seed = True
-        self._index.take_new_seed()
+        self._index.reseed()
 
     def release_slots(self) -> None:
         """Gives back slots that keys have. It needs no memory."""
@@ -484,9 +484,9 @@ class HkvInsertion(Insertion):
     """New keys of a "hybrid" table: it grows; at its full size it evicts other keys, or refuses
     new ones. Which keys go is known when it has happened."""
 
-    def __init__(self, table: TableParts, new: NewKeys, *args: Any) -> None:
+    def __init__(self, table: TableBase, new: NewKeys, *args: Any) -> None:
         super().__init__(table, _with_pending_counts(table, new), *args)
-        self._placed = self._index.unplaced(self._n)
+        self._placed = self._index.new_placement(self._n)
         self.needs_counts = new.num_turned_away > 0 or table.pending is not None
         self._evicts = False
         self._choose_eviction()
@@ -495,7 +495,7 @@ class HkvInsertion(Insertion):
         """Evicts at full size, unless the index is sparse: full buckets are then no accident, and
         another seed is tried first."""
         is_sparse = self._index.is_sparse(self._n) and not self._has_new_seed
-        self._evicts = self._index.is_full_size and not is_sparse
+        self._evicts = self._index.is_at_max_capacity and not is_sparse
         self.reserves = not self._evicts
         if self._evicts:
             self.needs_counts = True
@@ -522,14 +522,14 @@ class HkvInsertion(Insertion):
             # than lose a key.
             index.double()
         elif self._has_new_seed:
-            raise index.error_of_chosen_keys()
+            raise index.hash_flooding_error()
         else:
             self._has_new_seed = True
-            if index.is_full_size:
+            if index.is_at_max_capacity:
                 with contextlib.suppress(MemoryError):  # then it evicts
-                    index.take_new_seed()
-            elif not index.take_new_seed():
-                raise index.error_of_chosen_keys()
+                    index.reseed()
+            elif not index.reseed():
+                raise index.hash_flooding_error()
         self._choose_eviction()
 
     def commit_launches(self) -> list[Launch]:
@@ -595,7 +595,7 @@ class HkvInsertion(Insertion):
         table.counters.refused += num_refused
         table.counters.not_updated += num_refused * new.are_updated
         if num_evicted:
-            table.renew()
+            table.invalidate_row_numbers()
         table.refused = (num_refused, self._n)
         if table.removals is not None:
             table.removals.note_evicted(counted[Count.LOGGED], num_evicted)
@@ -611,7 +611,7 @@ class HkvInsertion(Insertion):
             self._new.evicted.append(Evicted(*evicted))
 
 
-def _with_pending_counts(table: TableParts, new: NewKeys) -> NewKeys:
+def _with_pending_counts(table: TableBase, new: NewKeys) -> NewKeys:
     """Adds the pending counts of new keys to their scores: so no count ever falls."""
     has_scores = new.are_scores and new.scores is not None
     if table.pending is None or not table.counts_repeats or has_scores:
@@ -623,7 +623,7 @@ def _with_pending_counts(table: TableParts, new: NewKeys) -> NewKeys:
     return new._replace(scores=scores, are_scores=False)
 
 
-def insert_keys(table: TableParts, new: NewKeys, before: list[Launch], after: WithRows) -> None:
+def insert_keys(table: TableBase, new: NewKeys, before: list[Launch], after: WithRows) -> None:
     """Inserts keys of a write into one table; `before` and `after` as of `Insertion`."""
     counters = new_counters(table.backend, 1)
     made: Insertion = table.new_insertion(new, counters[0], before, after)
@@ -679,7 +679,7 @@ def _reserve_slots(backend: Backend, counters: Array, insertions: dict[int, Inse
         waiting = {i: each for i, each in waiting.items() if each.reserves}
 
 
-def claim_rows(table: TableParts, count: int) -> Claim:
+def claim_rows(table: TableBase, count: int) -> Claim:
     """Claims rows for keys; a MemoryError names the table."""
     try:
         return table.store.claim(count)
@@ -691,7 +691,7 @@ def claim_rows(table: TableParts, count: int) -> Claim:
         ) from error
 
 
-def gather_evicted(table: TableParts, parts: list[Evicted]) -> Evicted:
+def gather_evicted(table: TableBase, parts: list[Evicted]) -> Evicted:
     """Joins evicted entries, whose keys are still int64."""
     xp = table.backend.xp
     keys = xp.concatenate([xp.empty(0, np.int64), *(part.keys for part in parts)])
@@ -781,7 +781,7 @@ def _can_skip_dedup(request: LookupRequest, num_missing: int) -> bool:
     if not request.insert or request.then is not None:
         return False
     is_few = num_missing <= most_new_items(request.table.backend)
-    return is_few and request.table.inserts_items(num_missing)
+    return is_few and request.table.can_skip_dedup(num_missing)
 
 
 def most_new_items(backend: Backend) -> int:

@@ -103,10 +103,10 @@ class CountersRecord(Structure):
 
 
 class GradientRecord(Structure):
-    """The keys of the last gradient and their row numbers: see last_gradient.py.
+    """The keys of the last gradient and their row numbers: see row_cache.py.
 
     Attributes:
-      keys, rows, size, row_epoch, is_complete, lookup_number: as of `KnownRows` there.
+      keys, rows, size, row_version, is_complete, lookup_number: as of `CachedRows` there.
       room_keys, room_rows, room: addresses of memory for keys and rows that native code may write,
         and for how many.
     """
@@ -115,7 +115,7 @@ class GradientRecord(Structure):
     room: int
     _fields_ = (
         *[(name, c_void_p) for name in ("keys", "rows")],
-        *[(name, c_int64) for name in ("size", "row_epoch", "is_complete", "lookup_number")],
+        *[(name, c_int64) for name in ("size", "row_version", "is_complete", "lookup_number")],
         *[(name, c_void_p) for name in ("room_keys", "room_rows")],
         ("room", c_int64),
     )
@@ -132,7 +132,7 @@ class TableRecord(Structure):
       is_settled: 1: native code may use the table; 0: a Python call has not ended; 2: native code
         has begun a lookup, under the lock, that this thread continues.
       allows: what native code may do: READS, and INSERTS for lookups that would insert.
-      row_epoch: changes whenever row numbers handed out before may be stale.
+      row_version: changes whenever row numbers handed out before may be stale.
       num_native: native calls that changed the table.
       counts_repeats: whether a lookup counts duplicates of a key in its batch.
       turns_away: whether new keys are subject to admission: then native code inserts none.
@@ -143,7 +143,7 @@ class TableRecord(Structure):
     generation: int
     is_settled: int
     allows: int
-    row_epoch: int
+    row_version: int
     num_native: int
     counts_repeats: int
     turns_away: int
@@ -154,7 +154,7 @@ class TableRecord(Structure):
     gradient: GradientRecord
     _fields_ = (
         ("lock", TableLock),
-        *[(name, c_int64) for name in ("generation", "is_settled", "allows", "row_epoch")],
+        *[(name, c_int64) for name in ("generation", "is_settled", "allows", "row_version")],
         *[(name, c_int64) for name in ("num_native", "counts_repeats", "turns_away")],
         *[(name, c_void_p) for name in ("index", "store")],
         ("clock", ClockRecord),
@@ -186,7 +186,7 @@ def retire(record: TableRecord) -> None:
 
 
 def _clear(record: TableRecord) -> None:
-    record.is_settled = record.allows = record.row_epoch = record.num_native = 0
+    record.is_settled = record.allows = record.row_version = record.num_native = 0
     record.counts_repeats = record.turns_away = 0
     record.index = record.store = None
     record.clock = ClockRecord(span_time=-math.inf)

@@ -18,7 +18,7 @@ from sok_lite.engine.optimizers.rule import rule_step
 from sok_lite.engine.rows.column import Kinds, kinds_of
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import check_rows, checked_deltas, checked_keys
-from sok_lite.engine.table.exclusive import Exclusive
+from sok_lite.engine.table.locking import Lockable
 from sok_lite.engine.table.results import Lookup
 from sok_lite.engine.table.table import EmbeddingTable
 from sok_lite.engine.update import Step, StepOptions, UpdateStep, make_states, merge_updates
@@ -98,7 +98,7 @@ class RemoteStep(Step):
             note()
 
 
-class RemoteTable(Exclusive):
+class RemoteTable(Lockable):
     """Rows by key in a remote store. Several threads may use it at once.
 
     It has the methods and attributes of `EmbeddingTable` that the bridge uses. Lookups insert

@@ -24,7 +24,7 @@ class RemovalLog(DetIndex):
         self.since = since
         super().__init__(backend, key_dtype, name)
 
-    def noting(self, keys: Array, lookup_number: int) -> Callable[[], None]:
+    def prepare_note(self, keys: Array, lookup_number: int) -> Callable[[], None]:
         """Returns a function that logs the removal of distinct keys (n,) int64 after a lookup; it
         allocates nothing.
 
@@ -87,6 +87,6 @@ class RemovalLog(DetIndex):
         super().age()
         self.since >>= 1
 
-    def begun_anew(self, since: int) -> "RemovalLog":
+    def empty_log(self, since: int) -> "RemovalLog":
         """Returns an empty log of the same table, with removals after a lookup."""
         return RemovalLog(self.backend, self.key_dtype, self.name, since)

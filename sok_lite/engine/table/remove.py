@@ -13,26 +13,26 @@ from sok_lite.engine.dedup import unique
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import checked_keys
-from sok_lite.engine.table.exclusive import changing, exclusive
-from sok_lite.engine.table.export import chosen, is_below
+from sok_lite.engine.table.base import TableBase
+from sok_lite.engine.table.export import filter_entries, is_below
 from sok_lite.engine.table.history import keys_where
-from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.locking import locked, mutating
 from sok_lite.engine.table.results import Predicate
 
 # Other units that programs pass to `expire`.
 _SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800}
 
 
-@changing
-def erase(table: TableParts, keys: Any) -> int:
+@mutating
+def erase(table: TableBase, keys: Any) -> int:
     """Removes keys with their rows and optimizer states; returns how many were there."""
     distinct, _ = unique(table.backend, checked_keys(table, keys))
     pending = None if table.pending is None else table.pending.select_counted(distinct)
     return _erase(table, distinct, pending)
 
 
-@exclusive
-def erase_if(table: TableParts, predicate: Predicate) -> int:
+@locked
+def erase_if(table: TableBase, predicate: Predicate) -> int:
     """Removes the entries for which a predicate is true; returns how many.
 
     Args:
@@ -41,19 +41,19 @@ def erase_if(table: TableParts, predicate: Predicate) -> int:
         it up.
     """
     xp = table.backend.xp
-    doomed = [checked_keys(table, entries.keys) for entries in chosen(table, predicate)]
+    doomed = [checked_keys(table, entries.keys) for entries in filter_entries(table, predicate)]
     return _erase_chosen(table, xp.concatenate([xp.empty(0, np.int64), *doomed]))
 
 
-@changing
-def _erase_chosen(table: TableParts, keys: Array) -> int:
+@mutating
+def _erase_chosen(table: TableBase, keys: Array) -> int:
     """Erases distinct keys. A change of its own: the predicate before may use the table."""
     return _erase(table, keys, None)
 
 
-@changing
+@mutating
 def expire(
-    table: TableParts, *, num_lookups: int | None = None, seconds: float | None = None
+    table: TableBase, *, num_lookups: int | None = None, seconds: float | None = None
 ) -> int:
     """Removes keys that were not seen lately; returns how many.
 
@@ -106,7 +106,7 @@ def check_limits(
         raise ValueError(f"`{name}` must be {kind}. Received: {name}={limit}.")
 
 
-def erase_below(table: TableParts, cutoff: float) -> int:
+def erase_below(table: TableBase, cutoff: float) -> int:
     """Removes the keys whose rows are nearly zero: every |element| < cutoff; returns how many.
 
     Raises:
@@ -115,18 +115,18 @@ def erase_below(table: TableParts, cutoff: float) -> int:
     return erase_if(table, is_below(table, cutoff))
 
 
-@changing
-def clear(table: TableParts) -> None:
+@mutating
+def clear(table: TableBase) -> None:
     """Removes all keys, releases their memory and resets the counters.
 
     Raises:
       MemoryError: no memory for the empty index; the table is as it was.
     """
-    place = table.index.empty_place()
-    pending_place = None if table.pending is None else table.pending.empty_place()
+    place = table.index.allocate_empty()
+    pending_place = None if table.pending is None else table.pending.allocate_empty()
     note = None
     if table.removals is not None:
-        note = table.removals.noting(table.index.entries().keys, table.clock.now)
+        note = table.removals.prepare_note(table.index.entries().keys, table.clock.now)
     table.store.clear()  # the last that needs memory
     if note is not None:
         note()
@@ -134,12 +134,12 @@ def clear(table: TableParts) -> None:
     if table.pending is not None:
         table.pending.clear(pending_place)
     table.counters.reset()
-    table.renew()
+    table.invalidate_row_numbers()
     if table.tiers is not None:
         table.tiers.clear()
 
 
-def _erase(table: TableParts, keys: Array, pending: Array | None) -> int:
+def _erase(table: TableBase, keys: Array, pending: Array | None) -> int:
     """Erases distinct keys that have a row; returns how many.
 
     Args:
@@ -149,7 +149,9 @@ def _erase(table: TableParts, keys: Array, pending: Array | None) -> int:
     present = table.backend.xp.flatnonzero(found != np.uint32(NO_ROW))
     keys, rows = keys[present], found[present]
     if len(keys):
-        note = None if table.removals is None else table.removals.noting(keys, table.clock.now)
+        note = (
+            None if table.removals is None else table.removals.prepare_note(keys, table.clock.now)
+        )
         table.store.release(rows)  # the last that needs memory
         if note is not None:
             note()
@@ -157,7 +159,7 @@ def _erase(table: TableParts, keys: Array, pending: Array | None) -> int:
         if table.tiers is not None:
             launch_all(table.tiers.assign_launches(rows, None))
         table.counters.erased += len(keys)
-        table.renew()
+        table.invalidate_row_numbers()
     if table.pending is not None and pending is not None:
         table.pending.erase(pending)
     if len(keys):

@@ -20,7 +20,7 @@ from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.optimizer_states import (
     copy_states,
-    fitting,
+    find_matching_states,
     give_states,
     restored,
     warn_if_several_fit,
@@ -29,13 +29,14 @@ from sok_lite.engine.rows.column import Kinds, StateOwner, kinds_of
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.admission import MOST_SIGHTINGS, PendingCounts
+from sok_lite.engine.table.admission import MAX_PENDING_COUNT, PendingCounts
+from sok_lite.engine.table.checkpoint_mark import forget
 from sok_lite.engine.table.clock import Spans
 from sok_lite.engine.table.content import (
     PENDING,
     Content,
-    Saved,
     SavedPart,
+    SavedParts,
     TablePart,
     as_saved,
     join_states,
@@ -44,11 +45,10 @@ from sok_lite.engine.table.content import (
 )
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
-from sok_lite.engine.table.dumped import forget
-from sok_lite.engine.table.exclusive import changing_alone
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex, capacity_for
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY
+from sok_lite.engine.table.locking import mutate
 from sok_lite.engine.table.table import EmbeddingTable
 
 _log = logging.getLogger("sok_lite")
@@ -77,7 +77,7 @@ class NoRoomError(ValueError):
     """A table that evicts has too few slots for the saved keys."""
 
 
-def restore(table: EmbeddingTable, content: Saved | Content) -> None:
+def restore(table: EmbeddingTable, content: SavedParts | Content) -> None:
     """Replaces the content of a table. Counters and the log of removals restart.
 
     The new content is made beside the old one and takes its place in one piece. So there must be
@@ -96,10 +96,10 @@ def restore(table: EmbeddingTable, content: Saved | Content) -> None:
       MemoryError: no memory for keys and rows; the table is as it was.
     """
     saved = as_saved(table, [content]) if isinstance(content, Content) else content
-    changing_alone(table, lambda: swap_all([table], [prepare_restore(table, saved)]))
+    mutate(table, lambda: swap_all([table], [prepare_restore(table, saved)]))
 
 
-def prepare_restore(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> Swap:
+def prepare_restore(table: EmbeddingTable, saved: SavedParts, *, evicts: bool = False) -> Swap:
     """Makes the new content of a table, for `swap_all`. Lock the table from before until then.
 
     Args:
@@ -130,11 +130,11 @@ def swap_all(tables: Sequence[EmbeddingTable], swaps: Sequence[Swap]) -> None:
         store.close_far()
 
 
-def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> Swap:
+def _prepare(table: EmbeddingTable, saved: SavedParts, evicts: bool) -> Swap:
     now, spans = saved.facts["num_lookups"], saved.facts.get("spans")
     index, selection = _rebuild(table, saved, evicts)
     warn_of_repeated(f"table {table.name!r}", selection.num_repeated)
-    store, n = table.store.emptied(), selection.num_rows
+    store, n = table.store.empty_copy(), selection.num_rows
     store.reserve(n)
     for first in range(0, n, _ROWS_AT_ONCE):  # it is new: row numbers start at 0
         store.allocate(min(_ROWS_AT_ONCE, n - first))
@@ -146,17 +146,19 @@ def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> Swap:
     selection.select_older_rows()  # now that rows do not move any more
     _write_rows(table, saved, selection, store)
     if isinstance(table, HkvTable) and table.pending is not None:
-        pending = table.pending.emptied()
+        pending = table.pending.empty_copy()
         _restore_pending(pending, saved, selection, index)
-    removals = None if table.removals is None else table.removals.begun_anew(now)
-    restart_clock = table.clock.restarting(now, None if spans is None else Spans.of(spans, now))
+    removals = None if table.removals is None else table.removals.empty_log(now)
+    restart_clock = table.clock.prepare_restart(
+        now, None if spans is None else Spans.of(spans, now)
+    )
 
     def swap() -> None:
         restart_clock()
         table.set_parts(index, store)
         table.tiers, table.pending, table.removals = tiers, pending, removals
         table.counters.reset()
-        table.renew()
+        table.invalidate_row_numbers()
         forget(table)
 
     return swap
@@ -332,7 +334,9 @@ class _CannotUseSlotsError(Exception):
     """Some keys do not count: slots are right only for all keys together."""
 
 
-def _rebuild(table: EmbeddingTable, saved: Saved, evicts: bool) -> tuple[AnyIndex, KeySelection]:
+def _rebuild(
+    table: EmbeddingTable, saved: SavedParts, evicts: bool
+) -> tuple[AnyIndex, KeySelection]:
     """Returns a new index with the keys that count.
 
     Raises:
@@ -342,7 +346,7 @@ def _rebuild(table: EmbeddingTable, saved: Saved, evicts: bool) -> tuple[AnyInde
     """
     if not isinstance(table, HkvTable):
         assert isinstance(table.index, DetIndex)
-        index = table.index.emptied()
+        index = table.index.empty_copy()
         index.make_room(saved.num_keys)
         return index, _insert_all(table, saved, index, partial(_insert, index))[0]
     made = _in_their_slots(table, saved)
@@ -374,7 +378,7 @@ def _rows_from(index: AnyIndex, first: int, keys: Array) -> Array:
 
 def _insert_all(
     table: EmbeddingTable,
-    saved: Saved,
+    saved: SavedParts,
     index: AnyIndex,
     insert: Callable[..., int],
     unselected: int = NO_ROW,
@@ -404,15 +408,15 @@ def _insert_all(
     return selection, num_refused
 
 
-def _emptied(table: HkvTable, saved: Saved, *size_and_seed: int | None) -> HkvIndex:
+def _emptied(table: HkvTable, saved: SavedParts, *size_and_seed: int | None) -> HkvIndex:
     """Returns an empty index like that of a table, in the saved epoch."""
-    index = table.index.emptied(*size_and_seed)
+    index = table.index.empty_copy(*size_and_seed)
     index.epoch = saved.facts["epoch"] if _is_of_strategy(index, saved) else table.index.epoch
     return index
 
 
 def _seen(
-    table: EmbeddingTable, index: AnyIndex, saved: Saved, part: SavedPart
+    table: EmbeddingTable, index: AnyIndex, saved: SavedParts, part: SavedPart
 ) -> Iterator[tuple[Array, Array | None]]:
     """Yields, for each chunk, the last lookups of its keys and their scores; None: the same."""
     device, xp = table.backend.from_host, table.backend.xp
@@ -423,18 +427,18 @@ def _seen(
     for stamps in part.read("stamps"):
         last_seen, scores = xp.minimum(device(stamps), latest), None
         if isinstance(index, HkvIndex) and saved_scores is not None:
-            scores = index.not_after(device(next(saved_scores)), latest)
+            scores = index.cap_scores(device(next(saved_scores)), latest)
         elif isinstance(index, HkvIndex) and index.has_scores:
             scores = index.initial_scores(last_seen)
         yield last_seen, scores
 
 
-def _is_of_strategy(index: AnyIndex, saved: Saved) -> bool:
+def _is_of_strategy(index: AnyIndex, saved: SavedParts) -> bool:
     """Whether saved scores and epochs are those of an index's strategy."""
     return isinstance(index, HkvIndex) and saved.facts.get("strategy") == index.strategy
 
 
-def _no_room(table: HkvTable, saved: Saved, num_refused: int) -> str:
+def _no_room(table: HkvTable, saved: SavedParts, num_refused: int) -> str:
     """Returns the text of a `NoRoomError`."""
     facts, capacity = saved.facts, saved.facts.get("capacity", 0)
     n, has, bucket = saved.num_keys, table.index.max_capacity, table.index.bucket
@@ -453,7 +457,7 @@ def _no_room(table: HkvTable, saved: Saved, num_refused: int) -> str:
     return f"{text}{more}, or leave the keys of the lowest scores out: on_full='evict' of sok.load."
 
 
-def _by_score(table: HkvTable, saved: Saved) -> tuple[HkvIndex, KeySelection]:
+def _by_score(table: HkvTable, saved: SavedParts) -> tuple[HkvIndex, KeySelection]:
     """Returns a new index with as many of the keys as find room, those of higher scores first.
 
     So a key is left out only if both of its buckets are full of keys with scores that are no
@@ -483,7 +487,7 @@ def _by_score(table: HkvTable, saved: Saved) -> tuple[HkvIndex, KeySelection]:
 
 
 def _keys_with_scores(
-    table: HkvTable, saved: Saved, index: HkvIndex
+    table: HkvTable, saved: SavedParts, index: HkvIndex
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct keys of this rank and their scores, on the host: (n,) int64, uint64."""
     host, kind = table.backend.to_host, table.key_dtype
@@ -500,7 +504,7 @@ def _keys_with_scores(
     return keys[distinct], its_scores[distinct]
 
 
-def _in_their_slots(table: HkvTable, saved: Saved) -> tuple[HkvIndex, KeySelection] | None:
+def _in_their_slots(table: HkvTable, saved: SavedParts) -> tuple[HkvIndex, KeySelection] | None:
     """Returns an index with the keys in their saved slots; None: they have to be inserted."""
     index, facts, n = table.index, saved.facts, saved.num_keys
     if len(saved.parts) > 1 or "slots" not in saved.parts[0].columns:
@@ -532,14 +536,14 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> tuple[HkvIndex, KeySelecti
         selection, _ = _insert_all(table, saved, other, insert)
     except _CannotUseSlotsError:
         return None
-    other.begin_from(capacity)
+    other.adopt_capacity(capacity)
     return other, selection
 
 
 def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None:
     """Puts new keys into the slots that they had in another index of this layout.
 
-    Nothing else may use the index meanwhile, and `begin_from` follows.
+    Nothing else may use the index meanwhile, and `adopt_capacity` follows.
 
     Args:
       keys: (n,) int64, distinct.
@@ -669,7 +673,7 @@ def _entries(index: HkvIndex) -> Iterator[Any]:
 
 
 def _write_rows(
-    table: EmbeddingTable, saved: Saved, selection: KeySelection, store: RowStore
+    table: EmbeddingTable, saved: SavedParts, selection: KeySelection, store: RowStore
 ) -> None:
     """Writes rows and states, and gives states to the optimizers of the table."""
 
@@ -691,7 +695,7 @@ def _write_rows(
         if owner is None or owner.optimizer is None:
             continue
         kinds, owner = kinds_of(its_states), StateOwner(owner.reference, is_restored=True)
-        free, saved_states = fitting(store, kinds), restored(store, kinds)
+        free, saved_states = find_matching_states(store, kinds), restored(store, kinds)
         warn_if_several_fit(table.name, store, kinds)
         if free is not None:
             give_states(store, free.values(), owner)
@@ -707,7 +711,7 @@ def _write_rows(
 
 
 def _restore_pending(
-    counter: PendingCounts, saved: Saved, selection: KeySelection, index: AnyIndex
+    counter: PendingCounts, saved: SavedParts, selection: KeySelection, index: AnyIndex
 ) -> None:
     """Gives a new counter the pending keys; the first of repeated ones counts."""
     device, host, xp = index.backend.from_host, index.backend.to_host, index.backend.xp
@@ -716,11 +720,11 @@ def _restore_pending(
         for keys, *numbers in zip(*map(part.read, PENDING), strict=True):
             counts, last_seen = map(device, numbers)
             # With any other count the counter takes a key for missing.
-            num_wrong = int(xp.count_nonzero((counts == 0) | (counts > MOST_SIGHTINGS)))
+            num_wrong = int(xp.count_nonzero((counts == 0) | (counts > MAX_PENDING_COUNT)))
             if num_wrong:
                 raise part.corrupt(
                     f"{num_wrong:,} of its keys without a row were seen 0 times, or more than "
-                    f"{MOST_SIGHTINGS:,} times"
+                    f"{MAX_PENDING_COUNT:,} times"
                 )
             wanted = xp.ones(keys.size, bool)
             if part.owns is not None:
@@ -736,7 +740,7 @@ def _restore_pending(
 # ---- a merge -------------------------------------------------------------------------------------
 
 
-def merge(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
+def merge(table: EmbeddingTable, saved: SavedParts, num_bytes: int) -> SavedParts:
     """Returns the content of a table once the saved keys are assigned to it.
 
     A key of both has the saved row and states; a state that was not saved has its initial value.
@@ -765,7 +769,7 @@ def merge(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
         places = {} if of_saved is None else dict(saved.states[of_saved].places)
         places |= {} if of_own is None else {len(others): kept[of_own]}
         states[i] = state._replace(places=places)
-    return Saved([*others, own], states, without_slots(dict(own.facts)))
+    return SavedParts([*others, own], states, without_slots(dict(own.facts)))
 
 
 class _MergedPart(SavedPart):

@@ -13,7 +13,7 @@ class Lookup(NamedTuple):
 
     Attributes:
       values: (n, dim) of the table's storage dtype.
-      rows: (k,) uint32, the row number of each key: good until the table's row_epoch changes.
+      rows: (k,) uint32, the row number of each key: good until the table's row_version changes.
       num_without_row: how many of the keys have no row.
     """
 

@@ -5,13 +5,13 @@
 
 from typing import Any
 
-from sok_lite.engine.table.exclusive import exclusive
-from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.base import TableBase
+from sok_lite.engine.table.locking import locked
 from sok_lite.engine.table.results import Statistics
 
 
-@exclusive
-def statistics(table: TableParts) -> Statistics:
+@locked
+def statistics(table: TableBase) -> Statistics:
     """Returns counters and sizes. It scans the whole index for the probe lengths."""
     mean_probe, longest_probe = table.index.probe_lengths()
     tiers = table.store.tier_bytes()
@@ -32,14 +32,14 @@ def statistics(table: TableParts) -> Statistics:
     )
 
 
-@exclusive
-def totals(table: TableParts) -> dict[str, int]:
+@locked
+def totals(table: TableBase) -> dict[str, int]:
     """Returns the counters of `statistics()`, such as "found_total", without reading the index."""
     return {f"{name}_total": count for name, count in table.counters.by_name().items()}
 
 
-@exclusive
-def seen_lately(table: TableParts) -> tuple[int, int] | None:
+@locked
+def seen_lately(table: TableBase) -> tuple[int, int] | None:
     """Returns how often recent lookups asked for keys whose row is near now, and for any key; None:
     all rows are near.
 
@@ -53,12 +53,12 @@ def summary(table: Any) -> str:
     tiers = table.store.tier_bytes()
     text, memory = f"keys={table.size:,} fill={_fill(table)} ", tiers.near_used + table.index_bytes
     if table.keeps_every_key:
-        text += f"memory={as_bytes(memory)} "
+        text += f"memory={format_bytes(memory)} "
     else:
-        text += f"evicted={table.num_evicted:,} memory={as_bytes(memory)} near, "
-        text += f"{as_bytes(tiers.far_used)} far "
+        text += f"evicted={table.num_evicted:,} memory={format_bytes(memory)} near, "
+        text += f"{format_bytes(tiers.far_used)} far "
     if table.texts is not None:
-        text += f"texts={as_bytes(table.text_bytes)} "
+        text += f"texts={format_bytes(table.text_bytes)} "
     return f"{text}on {table.backend.name}"
 
 
@@ -80,16 +80,22 @@ def facts(table: Any, dtype: str) -> dict[str, str]:
     if not table.keeps_every_key:
         found |= {
             "evicted": f"{table.num_evicted:,} keys ({table.evict_strategy})",
-            "near memory of rows and states": as_bytes(tiers.near_used),
-            "far memory of rows and states": as_bytes(tiers.far_used),
+            "near memory of rows and states": format_bytes(tiers.near_used),
+            "far memory of rows and states": format_bytes(tiers.far_used),
         }
     else:
-        found["memory of rows and states"] = as_bytes(tiers.near_used)
+        found["memory of rows and states"] = format_bytes(tiers.near_used)
     found |= {
-        "memory reserved for more rows": as_bytes(table.store.num_bytes - table.store.used_bytes),
-        "memory of the index": as_bytes(table.index_bytes),
+        "memory reserved for more rows": format_bytes(
+            table.store.num_bytes - table.store.used_bytes
+        ),
+        "memory of the index": format_bytes(table.index_bytes),
     }
-    return found if table.texts is None else found | {"memory of texts": as_bytes(table.text_bytes)}
+    return (
+        found
+        if table.texts is None
+        else found | {"memory of texts": format_bytes(table.text_bytes)}
+    )
 
 
 def _place(table: Any) -> str:
@@ -106,7 +112,7 @@ def _fill(table: Any) -> str:
     return text
 
 
-def as_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Returns a number of bytes as text, such as "1.5 GiB"."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):

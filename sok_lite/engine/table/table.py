@@ -13,10 +13,10 @@ from sok_lite.engine.table import export as exports
 from sok_lite.engine.table import find as finding
 from sok_lite.engine.table import history, remove, write
 from sok_lite.engine.table import summary as summaries
-from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.base import TableBase
 
 
-class EmbeddingTable(TableParts):
+class EmbeddingTable(TableBase):
     """Rows by key. Every method may be called from several threads; calls are serialized.
 
     Keys are integer arrays (n,) of the table's key type, or anything NumPy makes such an array of;

@@ -11,7 +11,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import as_words
 from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.engine.dedup import dedup, last_of_each, unique
-from sok_lite.engine.dtypes import check_integer, no_copy
+from sok_lite.engine.dtypes import check_integer, copy_error
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import group, segment_sum
 from sok_lite.engine.table.arguments import (
@@ -21,15 +21,15 @@ from sok_lite.engine.table.arguments import (
     checked_keys,
     checked_scores,
 )
-from sok_lite.engine.table.dumped import forget
-from sok_lite.engine.table.exclusive import changing
+from sok_lite.engine.table.base import TableBase, checked_num_keys
+from sok_lite.engine.table.checkpoint_mark import forget
 from sok_lite.engine.table.find import find_and_mark_seen, mark_seen_search
 from sok_lite.engine.table.insert import NewKeys, insert_keys
-from sok_lite.engine.table.parts import TableParts, checked_num_keys
+from sok_lite.engine.table.locking import mutating
 
 
-@changing
-def insert_or_assign(table: TableParts, keys: Any, values: Any, scores: Any = None) -> None:
+@mutating
+def insert_or_assign(table: TableBase, keys: Any, values: Any, scores: Any = None) -> None:
     """Sets the rows of keys, inserting new keys. The last of a repeated key wins.
 
     Args:
@@ -46,7 +46,7 @@ def insert_or_assign(table: TableParts, keys: Any, values: Any, scores: Any = No
 
 
 def assign_and_evict(
-    table: TableParts, keys: Any, values: Any, scores: Any, evicted: list[Any] | None
+    table: TableBase, keys: Any, values: Any, scores: Any, evicted: list[Any] | None
 ) -> None:
     """`insert_or_assign` without the report of refused keys, for a call that has the lock.
 
@@ -63,7 +63,7 @@ def assign_and_evict(
         distinct_scores = table.backend.xp.take(checked, last)
         if table.clock.is_full:
             # The caller's scores are lookup numbers from before these are halved.
-            distinct_scores = table.index.aged(distinct_scores)
+            distinct_scores = table.index.age_scores(distinct_scores)
     rows, num_missing = find_and_mark_seen(table, distinct)
     write = table.store.write_launch(rows, values, source=last)
 
@@ -92,7 +92,7 @@ def assign_and_evict(
         table.scores_were_set()
 
 
-def _keys_and_rows(table: TableParts, keys: Any, values: Any) -> tuple[Array, Array]:
+def _keys_and_rows(table: TableBase, keys: Any, values: Any) -> tuple[Array, Array]:
     """Returns keys (n,) int64 and rows (n, dim) in the format of the table's rows.
 
     Raises:
@@ -103,13 +103,13 @@ def _keys_and_rows(table: TableParts, keys: Any, values: Any) -> tuple[Array, Ar
         keys, values = checked_keys(table, keys), table.store.to_storage(values)
     except MemoryError as error:
         what, dtypes = f"Keys and rows of table {table.name!r}", f"int64 and {table.row_dtype.name}"
-        raise no_copy(what, dtypes, error) from error
+        raise copy_error(what, dtypes, error) from error
     check_rows(table, keys, values)
     return keys, values
 
 
-@changing
-def assign(table: TableParts, keys: Any, values: Any) -> None:
+@mutating
+def assign(table: TableBase, keys: Any, values: Any) -> None:
     """Sets the rows of the keys that have one and skips the others. The last of a repeated key
     wins.
 
@@ -123,8 +123,8 @@ def assign(table: TableParts, keys: Any, values: Any) -> None:
     launch_all([search.launch, table.store.write_launch(search.rows, values, source=last)])
 
 
-@changing
-def assign_state(table: TableParts, name: str, keys: Any, values: Any) -> None:
+@mutating
+def assign_state(table: TableBase, name: str, keys: Any, values: Any) -> None:
     """Sets an optimizer state of keys that have a row. The last of a repeated key wins.
 
     Args:
@@ -154,8 +154,8 @@ def assign_state(table: TableParts, name: str, keys: Any, values: Any) -> None:
     launch_all([mark_seen_search(table, distinct).launch, write])
 
 
-@changing
-def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) -> None:
+@mutating
+def accumulate(table: TableBase, keys: Any, deltas: Any, scale: float = 1.0) -> None:
     """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums.
 
     Args:
@@ -177,8 +177,8 @@ def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) ->
     launch_all([mark_seen_search(table, distinct).launch, add])
 
 
-@changing
-def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) -> None:
+@mutating
+def accum_or_assign(table: TableBase, keys: Any, values: Any, is_found: Any) -> None:
     """Adds to the rows of keys that the caller has found before, and inserts the others.
 
     A key whose flag is out of date is skipped: another caller has inserted or removed it since. Of
@@ -225,8 +225,8 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
     table.report_refused()
 
 
-@changing
-def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
+@mutating
+def assign_scores(table: TableBase, keys: Any, scores: Any) -> None:
     """Sets the scores of the keys that have a row. The last of a repeated key wins.
 
     Args:
@@ -245,8 +245,8 @@ def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
     table.scores_were_set()
 
 
-@changing
-def decay_scores(table: TableParts, factor: float) -> None:
+@mutating
+def decay_scores(table: TableBase, factor: float) -> None:
     """Multiplies the counts of kLfu and kEpochLfu by a factor, rounded down: a key that was popular
     once has to be seen again to stay.
 
@@ -273,8 +273,8 @@ def decay_scores(table: TableParts, factor: float) -> None:
     forget(table)
 
 
-@changing
-def reserve(table: TableParts, num_keys: int) -> None:
+@mutating
+def reserve(table: TableBase, num_keys: int) -> None:
     """Makes the index large enough for `num_keys` keys in all.
 
     Raises:
@@ -287,13 +287,13 @@ def reserve(table: TableParts, num_keys: int) -> None:
     table.index.reserve(checked_num_keys(table.name, "num_keys", num_keys))
 
 
-def _sum_repeated(table: TableParts, keys: Array, deltas: Array) -> tuple[Array, Array]:
+def _sum_repeated(table: TableBase, keys: Array, deltas: Array) -> tuple[Array, Array]:
     """Returns distinct keys and the sums of their deltas."""
     distinct, inverse = unique(table.backend, keys)
     return distinct, _sums(table, deltas, inverse, int(distinct.size))
 
 
-def _sums(table: TableParts, deltas: Array, inverse: Array, num_distinct: int) -> Array:
+def _sums(table: TableBase, deltas: Array, inverse: Array, num_distinct: int) -> Array:
     """Returns the sums of deltas, in the order of distinct keys."""
     if num_distinct == len(deltas):
         return deltas  # none repeats

@@ -4,7 +4,7 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.source import About, Source, column_of, columns_of
+from sok_lite.engine.files.source import Source, TableInfo, column_of, columns_of
 
 PIECE = 7
 # None, one, and one row fewer, as many and more than a piece has.
@@ -25,7 +25,7 @@ STATES = (("m", 0.0, 1), ("v", 0.5, 1), ("acc", 0.1, 2))
 class Arrays(Source):
     """A source of arrays: `keys`, `values`, numbers of keys and states, by their columns."""
 
-    def __init__(self, name, arrays, key_type, dtype, states=(), about=About()):  # noqa: B008
+    def __init__(self, name, arrays, key_type, dtype, states=(), about=TableInfo()):  # noqa: B008
         self.name, self.dim, self.dtype = name, arrays["values"].shape[1], dtype
         self.key_type, self.num_keys = key_type, arrays["keys"].size
         self.states, self.about, self.arrays = tuple(states), about, arrays
@@ -59,7 +59,7 @@ def a_table(n, key_type="int64", dtype="float32", dim=3, name="t", states=True, 
         for i, (state, initial, group) in enumerate(STATES):
             arrays[f"states.{i}.{state}"] = random.standard_normal((n, dim), np.float32)
             facts.append(StateFacts(f"states.{i}.{state}", state, dim, initial, group))
-    about = About(facts={"num_lookups": 2**32 - 1}) if states else About()
+    about = TableInfo(facts={"num_lookups": 2**32 - 1}) if states else TableInfo()
     return Arrays(name, arrays, key_type, dtype, facts, about)
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
+from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.cli.helpers import fine, run
 from tests.cli.importers.arrays import a_table, content
 

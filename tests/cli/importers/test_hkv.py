@@ -10,7 +10,7 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.importers.hkv import detect, sources, write
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.cli.importers.arrays import SIZES, TYPES, a_table, content, whole
 from tests.support.filled_tables import HYBRID
 from tests.support.helpers import new_table

@@ -12,8 +12,8 @@ import pytest
 from sok_lite.cli import named
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
+from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.cli.helpers import run
 from tests.cli.importers.arrays import SIZES, TYPES, a_table, content, whole
 

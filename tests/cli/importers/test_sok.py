@@ -12,8 +12,8 @@ from sok_lite.cli.importers.sok import Places, detect, sources, write, write_sor
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.rewriting import write_checkpoint
-from sok_lite.engine.files.source import About
+from sok_lite.engine.files.source import TableInfo
+from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.cli.importers.arrays import SIZES, Arrays, a_table, content, whole
 from tests.support.helpers import new_table
 from tests.support.own_process import run_program
@@ -292,7 +292,7 @@ def changed(arrays, **facts):
         (changed({"keys": np.array([-5, 7])}), "has key -5.*power of two.*ranks="),
         (changed({"keys": np.array([2**63 - 1, 7])}), "cannot hold key 9223372036854775807"),
         (
-            changed({"keys": np.array([-2, 7])}, about=About(var_type="hybrid")),
+            changed({"keys": np.array([-2, 7])}, about=TableInfo(var_type="hybrid")),
             "cannot hold key -2",
         ),
         (

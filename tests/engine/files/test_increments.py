@@ -92,7 +92,7 @@ class Changes:
 
     def __init__(self, table):
         self.table, self.optimizers, self.num_halvings = table, {}, 0
-        table.clock.restarting(1000)()  # so that no stamp is halved to 0, which means none
+        table.clock.prepare_restart(1000)()  # so that no stamp is halved to 0, which means none
         table.lookup(np.arange(-20, 20))
 
     def rows(self, keys):

@@ -22,8 +22,8 @@ from sok_lite.engine.files.key_value_files import make_layout, write_shard
 from sok_lite.engine.files.key_value_names import ShardPlace
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.lock import Lock
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import checkpoint_sources
+from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()

@@ -14,8 +14,8 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source, checkpoint_sources, columns_of
+from sok_lite.engine.files.source_writer import write_checkpoint
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
 from tests.support.filled_tables import KINDS, filled, held, rows_of, some_keys
 from tests.support.helpers import new_table

@@ -466,12 +466,12 @@ def test_the_rows_of_erased_keys_do_not_move(backend):
 def test_moved_rows_change_the_generation(backend):
     table = hybrid(backend, 32)
     table.lookup(np.arange(1000))
-    before = table.row_epoch
+    before = table.row_version
     for _ in range(30):
         for _ in range(4):
             table.lookup(np.arange(900, 932))
         table.lookup(np.arange(500))
-    assert table.row_epoch > before
+    assert table.row_version > before
     assert (backend.to_host(table.find(np.arange(900, 932))) < table.store.near_rows).all()
 
 

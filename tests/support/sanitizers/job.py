@@ -277,7 +277,7 @@ def operations():
     import tensorflow as tf
 
     import sok_lite as sok
-    from sok_lite.engine.work_done import UPDATES
+    from sok_lite.engine.work_counters import UPDATES
     from sok_lite.native import callbacks, library
 
     library.find_library = lambda: Path(os.environ["OPERATIONS"])
@@ -384,7 +384,7 @@ def _in_order(comm):
 def native():
     """Native calls from several threads, of known keys and, in a table by itself, of new ones, with
     methods of Python's beside, by the library that NATIVE names. Steps add up."""
-    from sok_lite.engine.work_done import GRADIENTS, LOOKUPS, UPDATES
+    from sok_lite.engine.work_counters import GRADIENTS, LOOKUPS, UPDATES
     from sok_lite.native import plans
 
     library = ctypes.CDLL(os.environ["NATIVE"])
@@ -400,7 +400,7 @@ def native():
         table.lookup(np.arange(num_keys))
         table.lookup(others)
         table.store.number_states()
-        table.last_gradient.make_room(table.backend, batch)
+        table.row_cache.make_room(table.backend, batch)
         give_room(table)
     records = [(ctypes.addressof(each.record), each.record.generation) for each in tables]
     rule = optimizers.SGD()

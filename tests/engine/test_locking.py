@@ -11,12 +11,12 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.table.exclusive import (
-    alone,
-    changing_alone,
-    holding,
-    holding_since,
-    last_change,
+from sok_lite.engine.table.locking import (
+    mutate,
+    table_versions,
+    with_lock,
+    with_locks,
+    with_locks_since,
 )
 from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table
@@ -113,7 +113,7 @@ def test_native_code_may_not_use_a_table_that_a_child_must_not():
     table = new_table(BACKEND)
     table.lookup([1])
     assert in_child(lambda: table.record.is_settled) == "1"
-    child = changing_alone(table, os.fork)
+    child = mutate(table, os.fork)
     if child == 0:
         os._exit(table.record.is_settled)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -155,25 +155,25 @@ def test_a_table_is_settled_between_calls_and_not_within(backend):
     for table in tables:
         table.lookup([1])
     look()
-    holding(tables[:2], look)
+    with_locks(tables[:2], look)
     look()
-    alone(tables[2], look)
+    with_lock(tables[2], look)
     with pytest.raises(ZeroDivisionError):
-        alone(tables[2], lambda: (look(), 1 / 0))
+        with_lock(tables[2], lambda: (look(), 1 / 0))
     with pytest.raises(ZeroDivisionError):
-        holding(tables[1:], lambda: (look(), 1 / 0))
+        with_locks(tables[1:], lambda: (look(), 1 / 0))
     look()
     assert seen == [[0] * 3, [1] * 3, [0, 0, 1], [1] * 3, [1, 1, 0], [1, 1, 0], [1, 0, 0], [1] * 3]
 
 
 def test_a_table_is_settled_wherever_ctrl_c_is_pressed(backend):
     tables = [new_table(backend, name=f"t{i}") for i in range(2)]
-    first = last_change(tables)
+    first = table_versions(tables)
 
     def call(number):
         keys = np.arange(8 * number, 8 * number + 8)
         tables[0].lookup(keys)
-        holding(tables, lambda: None)
+        with_locks(tables, lambda: None)
 
     counting = CtrlC()
     counting.run(lambda: call(0))
@@ -183,9 +183,9 @@ def test_a_table_is_settled_wherever_ctrl_c_is_pressed(backend):
         for table in tables:
             assert not table.is_changing
             assert_lock_is_free(table)
-        holding(tables, lambda: None)
+        with_locks(tables, lambda: None)
         assert [table.record.is_settled for table in tables] == [1, 1]
-    assert last_change(tables) != first
+    assert table_versions(tables) != first
 
 
 def test_a_native_call_is_a_change_as_one_of_python_is(backend):
@@ -194,20 +194,20 @@ def test_a_native_call_is_a_change_as_one_of_python_is(backend):
     seen = []
 
     def prepare():
-        changes[:] = [last_change(tables)]
+        changes[:] = [table_versions(tables)]
 
     def look():
-        holding_since(tables, changes[0], seen.append)
+        with_locks_since(tables, changes[0], seen.append)
 
-    holding(tables, prepare)
+    with_locks(tables, prepare)
     look()
-    holding(tables, prepare)
+    with_locks(tables, prepare)
     tables[1].record.num_native += 1
     look()
-    holding(tables, prepare)
+    with_locks(tables, prepare)
     tables[2].lookup([1])
     look()
-    holding(tables, prepare)
+    with_locks(tables, prepare)
     look()
     assert seen == [True, False, False, True]
 
@@ -386,10 +386,10 @@ def test_locks_of_many_tables_are_held_and_given_back(count):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        holding([*tables, tables[0]], work)
+        with_locks([*tables, tables[0]], work)
     for table in tables if count < 40 else tables[::17]:
         assert_lock_is_free(table)
-    assert holding([], lambda: 5) == 5
+    assert with_locks([], lambda: 5) == 5
 
 
 def test_a_call_within_one_of_several_tables_is_part_of_it():
@@ -400,12 +400,12 @@ def test_a_call_within_one_of_several_tables_is_part_of_it():
             assert table.is_changing
             table.contains([1])
         with pytest.raises(RuntimeError, match="while this thread was in another call"):
-            holding(tables[:1], list)
+            with_locks(tables[:1], list)
         with pytest.raises(RuntimeError, match="while this thread was changing the same table"):
             tables[1].lookup([1])
         return "done"
 
-    assert holding(tables, work) == "done"
+    assert with_locks(tables, work) == "done"
     for table in tables:
         assert_lock_is_free(table)
         table.lookup([1])

@@ -21,7 +21,7 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class WorkDone:
+class WorkCounter:
     """Counts calls of one kind. Any thread may add to it.
 
     Attributes:
@@ -60,7 +60,7 @@ class WorkDone:
             self.last = now
 
 
-class Reached:
+class TrainingProgress:
     """Progress of training.
 
     Attributes:
@@ -78,11 +78,11 @@ class Reached:
 
 
 # Steps of training, as a Checkpoint or an Autosave counts them.
-STEPS = Reached()
+STEPS = TrainingProgress()
 # Calls from TensorFlow, of all tables together.
-LOOKUPS, GRADIENTS, UPDATES = WorkDone(), WorkDone(), WorkDone()
+LOOKUPS, GRADIENTS, UPDATES = WorkCounter(), WorkCounter(), WorkCounter()
 # What this rank has sent to others, and its part of dumps that were finished.
-SENT_KEYS, SENT_ROWS, SENT_GRADIENTS = WorkDone(), WorkDone(), WorkDone()
-DUMPS = WorkDone()
+SENT_KEYS, SENT_ROWS, SENT_GRADIENTS = WorkCounter(), WorkCounter(), WorkCounter()
+DUMPS = WorkCounter()
 # Batches that training has taken, and its wait for them.
-INPUT_WAITS = WorkDone()
+INPUT_WAITS = WorkCounter()

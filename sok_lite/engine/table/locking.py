@@ -20,7 +20,7 @@ from sok_lite.engine.table.record import TableRecord, free_locks_in_child, new_r
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T", bound="Exclusive")
+T = TypeVar("T", bound="Lockable")
 
 
 # `is_settled` of a record where native code has begun a lookup that Python continues.
@@ -44,9 +44,9 @@ class _Call:
 _NO_CALL = _Call(False, False)
 
 
-class Exclusive:
-    """An object, mostly a table, that one thread uses at a time: its methods are `exclusive`, or
-    `changing`.
+class Lockable:
+    """An object, mostly a table, that one thread uses at a time: its methods are `locked`, or
+    `mutating`.
 
     Args:
       backend: whose kernels use it; None: it has no kernels.
@@ -55,10 +55,10 @@ class Exclusive:
       record: what native code sees of it.
       lock: held during every method; hold it to do several as one.
       num_changes: calls so far that may have changed it.
-      has_to_begin: whether `begin` does more than check that it is usable.
+      has_call_hook: whether `on_call` does more than check that it is usable.
     """
 
-    has_to_begin = False
+    has_call_hook = False
 
     def __init__(self, backend: Backend | None = None) -> None:
         self.record = new_record()
@@ -77,12 +77,12 @@ class Exclusive:
             references.append(weakref.ref(self, self.lock.retire))
         _all[id(self)] = references
 
-    def begin(self) -> None:
+    def on_call(self) -> None:
         """Called first in an outermost call."""
         if self._unusable is not None:
             raise RuntimeError(self._unusable)
 
-    def failed(self) -> None:
+    def on_failure(self) -> None:
         """Called when an outermost call raises."""
 
     @property
@@ -95,7 +95,7 @@ class Exclusive:
         return None
 
 
-def exclusive(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+def locked(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
     """Decorates a method that holds the lock."""
 
     @functools.wraps(method)
@@ -108,7 +108,7 @@ def exclusive(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T,
     return call
 
 
-def changing(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+def mutating(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
     """Decorates a method that holds the lock and changes the table, so not within another change.
 
     Raises:
@@ -126,7 +126,7 @@ def changing(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, 
     return change
 
 
-def _change(table: Exclusive, what: str, function: Callable[[], R]) -> R:
+def _change(table: Lockable, what: str, function: Callable[[], R]) -> R:
     with table.lock:
         if table.is_changing or _is_handed_over(table):
             raise RuntimeError(
@@ -143,24 +143,24 @@ def _change(table: Exclusive, what: str, function: Callable[[], R]) -> R:
             table._call.changes = False
 
 
-@exclusive
-def alone(table: Exclusive, function: Callable[[], R]) -> R:
+@locked
+def with_lock(table: Lockable, function: Callable[[], R]) -> R:
     """Calls a function under the lock of a table."""
     return function()
 
 
-def changing_alone(table: Exclusive, function: Callable[[], R]) -> R:
+def mutate(table: Lockable, function: Callable[[], R]) -> R:
     """Calls a function as one change of a table, which may take long.
 
     The function makes its changes under `uninterrupted`.
 
     Raises:
-      RuntimeError: as of `changing`.
+      RuntimeError: as of `mutating`.
     """
     return _change(table, "A change", function)
 
 
-def unless_in_use(table: Exclusive, function: Callable[[], None]) -> None:
+def unless_in_use(table: Lockable, function: Callable[[], None]) -> None:
     """Calls a function under the lock of a table, unless this thread is in a call of the table,
     which may be reading what the function changes."""
     with table.lock, uninterrupted():
@@ -168,13 +168,15 @@ def unless_in_use(table: Exclusive, function: Callable[[], None]) -> None:
             function()
 
 
-def holding(tables: Iterable[Exclusive], function: Callable[[], R], goes_on: bool = False) -> R:
+def with_locks(
+    tables: Iterable[Lockable], function: Callable[[], R], continues_native: bool = False
+) -> R:
     """Calls a function under the locks of several tables, as one change of them.
 
     The function makes its changes under `uninterrupted`.
 
     Args:
-      goes_on: whether it continues what native code has begun in this thread.
+      continues_native: whether it continues what native code has begun in this thread.
 
     Raises:
       RuntimeError: this thread is in a call of one of them.
@@ -186,7 +188,8 @@ def holding(tables: Iterable[Exclusive], function: Callable[[], R], goes_on: boo
 
     def held() -> R:
         if any(
-            table._call.is_running or (_is_handed_over(table) and not goes_on) for table in distinct
+            table._call.is_running or (_is_handed_over(table) and not continues_native)
+            for table in distinct
         ):
             raise RuntimeError(
                 "A lookup or an update was called while this thread was in another call of one of "
@@ -215,16 +218,18 @@ def _nested(locks: Sequence[Any], function: Callable[[], R]) -> R:
         return _nested(others, function)
 
 
-def last_change(tables: Iterable[Exclusive]) -> object:
-    """Returns a version of the content of tables, for `holding_since`. Hold their locks."""
+def table_versions(tables: Iterable[Lockable]) -> object:
+    """Returns a version of the content of tables, for `with_locks_since`. Hold their locks."""
     return [(table.num_changes, table.record.num_native) for table in tables]
 
 
-def holding_since(tables: Sequence[Exclusive], change: object, function: Callable[[bool], R]) -> R:
-    """`holding` for a function that takes whether no table has changed since an earlier call.
+def with_locks_since(
+    tables: Sequence[Lockable], change: object, function: Callable[[bool], R]
+) -> R:
+    """`with_locks` for a function that takes whether no table has changed since an earlier call.
 
     Args:
-      change: the result of `last_change` in that call, for the same tables in the same order.
+      change: the result of `table_versions` in that call, for the same tables in the same order.
     """
 
     def since() -> R:
@@ -232,10 +237,10 @@ def holding_since(tables: Sequence[Exclusive], change: object, function: Callabl
         before = [(table.num_changes - 1, table.record.num_native) for table in tables]
         return function(before == change)
 
-    return holding(tables, since)
+    return with_locks(tables, since)
 
 
-def _outermost(tables: Sequence[Exclusive], function: Callable[[], R], changes: bool) -> R:
+def _outermost(tables: Sequence[Lockable], function: Callable[[], R], changes: bool) -> R:
     """Calls a function as an outermost call of tables, whose locks this thread holds."""
     call = _Call(True, changes)
     try:
@@ -244,12 +249,12 @@ def _outermost(tables: Sequence[Exclusive], function: Callable[[], R], changes: 
             table.num_changes += changes
             table.record.is_settled = 0
         for table in tables:
-            if table.has_to_begin or table._unusable is not None:
-                table.begin()
+            if table.has_call_hook or table._unusable is not None:
+                table.on_call()
         return function()
     except BaseException:
         for table in tables:
-            table.failed()
+            table.on_failure()
         raise
     finally:
         # First, by one step that no exception can precede.
@@ -258,12 +263,12 @@ def _outermost(tables: Sequence[Exclusive], function: Callable[[], R], changes: 
             table.record.is_settled = int(table._unusable is None)
 
 
-def _is_handed_over(table: Exclusive) -> bool:
+def _is_handed_over(table: Lockable) -> bool:
     """Whether native code has begun a lookup that this thread, which holds the lock, continues."""
     return bool(table.record.is_settled == _HANDED_OVER)
 
 
-def _is_in_call(table: Exclusive) -> bool:
+def _is_in_call(table: Lockable) -> bool:
     """Whether this thread, which holds the lock, is in a call of a table."""
     return table._call.is_running or _is_handed_over(table)
 

@@ -10,7 +10,7 @@ from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.locking import with_lock
 
 
 def changes_since(
@@ -44,7 +44,9 @@ def changes_since(
 
     def export() -> list[tuple[np.ndarray, ...]]:
         return [
-            tuple(map(table.backend.to_host, alone(table, partial(_changes, table, at, removed))))
+            tuple(
+                map(table.backend.to_host, with_lock(table, partial(_changes, table, at, removed)))
+            )
             for table, at in zip(tables, times, strict=True)
         ]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.last_gradient import note_gradients
+from sok_lite.engine.table.locking import with_lock
+from sok_lite.engine.table.row_cache import cache_rows
 from tests.support.helpers import new_table
 from tests.support.table_audit import audit
 from tests.support.tripwire import CtrlC
@@ -17,7 +17,7 @@ from tests.support.tripwire import CtrlC
 
 def noted(table):
     """Returns (keys, rows, what else is known)."""
-    known = table.last_gradient.read()
+    known = table.row_cache.read()
     kinds = (known.keys, ctypes.c_int64), (known.rows, ctypes.c_uint32)
     keys, rows = ((kind * known.size).from_address(at)[:] if at else [] for at, kind in kinds)
     return keys, rows, known[2:]
@@ -27,9 +27,9 @@ def note(tables, keys, num_items=None, is_complete=True):
     """Notes a gradient of keys of each table, which have their rows."""
     backend = tables[0].backend
     rows = [table.find_or_insert(its) for table, its in zip(tables, keys, strict=True)]
-    told = [[table.row_epoch for table in tables], [int(not is_complete)] * len(tables)]
+    told = [[table.row_version for table in tables], [int(not is_complete)] * len(tables)]
     told.append([table.clock.now for table in tables])
-    return partial(note_gradients, backend, tables, keys, rows, np.array(told), num_items), rows
+    return partial(cache_rows, backend, tables, keys, rows, np.array(told), num_items), rows
 
 
 def test_nothing_is_known_before_the_first():
@@ -44,7 +44,7 @@ def test_keys_and_rows_are_those_that_were_noted():
     noting, rows = note(tables, keys)
     noting()
     for table, its_keys, its_rows in zip(tables, keys, rows, strict=True):
-        epoch, now = table.row_epoch, table.clock.now
+        epoch, now = table.row_version, table.clock.now
         expected = its_keys.tolist(), its_rows.tolist(), (its_keys.size, epoch, 1, now)
         assert noted(table) == expected
         assert table.record.gradient.room == 0
@@ -59,22 +59,22 @@ def test_its_arrays_are_those_that_were_noted_wherever_they_are(backend, size, r
     noting()
     gradient = table.record.gradient
     for _ in range(2):
-        arrays = table.last_gradient.arrays(table.last_gradient.read())
+        arrays = table.row_cache.arrays(table.row_cache.read())
         for array, expected in zip(arrays, (keys, rows), strict=True):
             assert backend.to_host(array).tolist() == backend.to_host(expected).tolist()
         if room == 0:
             break
-        for array, its in zip(table.last_gradient._room, (keys, rows), strict=True):
+        for array, its in zip(table.row_cache._room, (keys, rows), strict=True):
             array[:size] = its  # as native code would
         gradient.keys, gradient.rows = gradient.room_keys, gradient.room_rows
-        table.last_gradient._kept = None
+        table.row_cache._kept = None
 
 
 def test_of_a_table_that_comes_twice_the_last_one_is_known():
     table = new_table(get_backend("cpu"))
     noting, rows = note([table] * 2, [np.arange(5), np.arange(3, 9)], is_complete=False)
     noting()
-    known = (6, table.row_epoch, 0, table.clock.now)
+    known = (6, table.row_version, 0, table.clock.now)
     assert noted(table) == ([*range(3, 9)], rows[1].tolist(), known)
 
 
@@ -92,7 +92,7 @@ def test_within_a_call_of_the_table_nothing_is_noted():
     table = new_table(get_backend("cpu"))
     note([table], [np.arange(5)])[0]()
     known, noting = noted(table), note([table], [np.arange(9)], [5000])[0]
-    alone(table, noting)
+    with_lock(table, noting)
     assert noted(table) == known
     assert table.record.gradient.room == 0
     noting()
@@ -105,7 +105,7 @@ def test_ctrl_c_anywhere_leaves_the_one_or_the_other():
         note([table], [np.arange(5)], [10])[0]()
         before = noted(table)
         noting, rows = note([table], [np.arange(9)], [5000])
-        after = [*range(9)], rows[0].tolist(), (9, table.row_epoch, 1, table.clock.now)
+        after = [*range(9)], rows[0].tolist(), (9, table.row_version, 1, table.clock.now)
         wire = CtrlC(at)
         with contextlib.suppress(KeyboardInterrupt):
             wire.run(noting)

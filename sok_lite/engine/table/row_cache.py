@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.table.exclusive import unless_in_use
+from sok_lite.engine.table.locking import unless_in_use
 from sok_lite.engine.table.record import GradientRecord, TableRecord
 
 _MIN_ROOM = 1024  # keys
 
 
-class KnownRows(NamedTuple):
+class CachedRows(NamedTuple):
     """Distinct keys whose row numbers are known.
 
     Attributes:
       keys: address of (size,) int64.
       rows: address of (size,) uint32, their row numbers, or NO_ROW.
       size: how many they are; -1: nothing is known.
-      row_epoch: of the table, when the row numbers were found.
+      row_version: of the table, when the row numbers were found.
       is_complete: 1: all keys had a row; 0: some may have had none.
       lookup_number: of the lookup that has marked them as seen; 0: it has not.
     """
@@ -34,7 +34,7 @@ class KnownRows(NamedTuple):
     keys: int
     rows: int
     size: int
-    row_epoch: int
+    row_version: int
     is_complete: int
     lookup_number: int
 
@@ -44,7 +44,7 @@ _FIRST = TableRecord.gradient.offset
 _FIRST_OF_ROOM = _FIRST + GradientRecord.room_keys.offset
 
 
-class LastGradient:
+class RowCache:
     """The row numbers known from the last gradient of a table. Hold the table's lock in its
     methods."""
 
@@ -55,18 +55,18 @@ class LastGradient:
         self._kept: Any = None  # keys and rows that Python has noted
         self._room: Any = None  # memory for those of native code
 
-    def read(self) -> KnownRows:
+    def read(self) -> CachedRows:
         """Returns addresses, which are valid as long as the table's lock is held."""
-        return KnownRows._make(_WORDS.unpack_from(self._record, _FIRST))
+        return CachedRows._make(_WORDS.unpack_from(self._record, _FIRST))
 
-    def arrays(self, known: KnownRows) -> tuple[Array, Array]:
+    def arrays(self, known: CachedRows) -> tuple[Array, Array]:
         """Returns the keys (size,) int64 and rows (size,) uint32 at the addresses of `read`."""
         is_in_room = known.keys == self._record.gradient.room_keys
         keys, rows = self._room if is_in_room else self._kept
         return keys[: known.size], rows[: known.size]
 
     def note(
-        self, backend: Backend, known: KnownRows, arrays: tuple[Array, Array], room: int
+        self, backend: Backend, known: CachedRows, arrays: tuple[Array, Array], room: int
     ) -> None:
         """Notes keys and rows, which `known` has the addresses of, and makes room."""
         self.make_room(backend, room)
@@ -87,10 +87,10 @@ class LastGradient:
         self._room = arrays
 
 
-_NOTHING = KnownRows(0, 0, -1, 0, 0, 0)
+_NOTHING = CachedRows(0, 0, -1, 0, 0, 0)
 
 
-def note_gradients(
+def cache_rows(
     backend: Backend,
     tables: Sequence[Any],
     keys: Sequence[Array],
@@ -108,14 +108,14 @@ def note_gradients(
     """
     rooms = [0] * len(tables) if num_items is None else num_items
     of_tables = zip(tables, keys, rows, *found.tolist(), rooms, strict=True)
-    for table, its_keys, its_rows, row_epoch, num_without_row, lookup_number, room in of_tables:
-        known = KnownRows(
+    for table, its_keys, its_rows, row_version, num_without_row, lookup_number, room in of_tables:
+        known = CachedRows(
             backend.address(its_keys),
             backend.address(its_rows),
             len(its_keys),
-            row_epoch,
+            row_version,
             int(num_without_row == 0),
             lookup_number,
         )
-        note = partial(table.last_gradient.note, backend, known, (its_keys, its_rows), room)
+        note = partial(table.row_cache.note, backend, known, (its_keys, its_rows), room)
         unless_in_use(table, note)

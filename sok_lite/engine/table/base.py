@@ -10,19 +10,19 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
-from sok_lite.engine.initializer import GivesFirstRows
+from sok_lite.engine.initializer import AnyInitializer
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import CountedKeys, PendingCounts
+from sok_lite.engine.table.admission import CountUpdate, PendingCounts
+from sok_lite.engine.table.checkpoint_mark import CheckpointMark, forget
 from sok_lite.engine.table.clock import Clock
-from sok_lite.engine.table.dumped import Dumped, forget
-from sok_lite.engine.table.exclusive import Exclusive
 from sok_lite.engine.table.index import AccessCounts, Index
-from sok_lite.engine.table.last_gradient import LastGradient
+from sok_lite.engine.table.locking import Lockable
 from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.table.removal_log import RemovalLog
+from sok_lite.engine.table.row_cache import RowCache
 from sok_lite.engine.texts import TextStore
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
@@ -46,7 +46,7 @@ def checked_num_keys(name: str, what: str, count: int) -> int:
     return count
 
 
-class TableParts(Exclusive, ABC):
+class TableBase(Lockable, ABC):
     """The state of a table, and what each kind of table does in its own way.
 
     The functions of a table are in find.py, insert.py, write.py, remove.py, export.py, history.py
@@ -61,7 +61,7 @@ class TableParts(Exclusive, ABC):
       record: the table as native code sees it, which has the numbers of `clock` and `counters`.
       table_seed: of its rows, made from `seed` and `name`.
       refused: of the current call, how many new keys had no room, and how many there were.
-      row_epoch: changes whenever row numbers handed out before may have become stale.
+      row_version: changes whenever row numbers handed out before may have become stale.
       clock: counts the lookups that could insert.
       is_static: whether it has a fixed number of rows, which another variable keeps; see
         engine/static_table.py.
@@ -78,8 +78,8 @@ class TableParts(Exclusive, ABC):
       removals: a log of keys that have lost their rows; None: nothing asks for one.
       rounds_gradients: whether gradients travel to other ranks as bfloat16.
       dumps: the files that have all rows as of some lookup, for incremental dumps; see
-        engine/table/dumped.py.
-      last_gradient: keys and rows of the last gradient, most likely those of the next update.
+        engine/table/checkpoint_mark.py.
+      row_cache: keys and rows of the last gradient, most likely those of the next update.
       texts: of the keys that this rank has looked up; None: they are not kept.
       ids: what programs look up: "integers", or "texts", whose hashes are the keys; None: not
         known, and hashes may come as integers.
@@ -106,7 +106,7 @@ class TableParts(Exclusive, ABC):
         backend: Backend,
         dim: int,
         *,
-        initializer: GivesFirstRows,
+        initializer: AnyInitializer,
         key_type: str,
         dtype: str,
         name: str,
@@ -137,8 +137,8 @@ class TableParts(Exclusive, ABC):
         self.clock = Clock.of(self.record)
         self.removals: RemovalLog | None = None
         self.rounds_gradients = rounds_gradients
-        self.dumps: tuple[Dumped, ...] = ()
-        self.last_gradient = LastGradient(self.record)
+        self.dumps: tuple[CheckpointMark, ...] = ()
+        self.row_cache = RowCache(self.record)
         self.counters = self.record.counters
 
     def set_parts(self, index: Index, store: RowStore) -> None:
@@ -150,7 +150,7 @@ class TableParts(Exclusive, ABC):
         record.allows = (READS | INSERTS) * isinstance(self.lock, TableLock)
 
     # In C: a step may have a thousand tables.
-    row_epoch = property(attrgetter("record.row_epoch"))
+    row_version = property(attrgetter("record.row_version"))
 
     # ---------------------------------------------------------------- sizes
 
@@ -216,7 +216,7 @@ class TableParts(Exclusive, ABC):
 
     # ---------------------------------------------------------------- one call at a time
 
-    def failed(self) -> None:
+    def on_failure(self) -> None:
         if self.store.has_far_file:
             self.store.trim()
 
@@ -235,7 +235,7 @@ class TableParts(Exclusive, ABC):
     def new_insertion(self, *args: Any) -> Any:
         """Returns the insertion of new keys; see engine/table/insert.py."""
 
-    def inserts_items(self, most: int) -> bool:
+    def can_skip_dedup(self, most: int) -> bool:
         """Whether the index takes up to so many new keys, and removes duplicates itself, with the
         memory that it has."""
         return False
@@ -272,7 +272,7 @@ class TableParts(Exclusive, ABC):
         admitted: Array,
         counters: Array,
         occurrences: Array | None,
-    ) -> tuple[list[Launch], CountedKeys | None]:
+    ) -> tuple[list[Launch], CountUpdate | None]:
         """Returns the launches that decide which distinct missing keys are admitted, and their new
         pending counts, which are still to be stored; None: the table has none.
 
@@ -322,9 +322,9 @@ class TableParts(Exclusive, ABC):
 
     # ---------------------------------------------------------------- rows
 
-    def renew(self) -> None:
-        """Starts another `row_epoch`: row numbers handed out before may be stale."""
-        self.record.row_epoch += 1
+    def invalidate_row_numbers(self) -> None:
+        """Starts another `row_version`: row numbers handed out before may be stale."""
+        self.record.row_version += 1
 
     def access_counts(self) -> AccessCounts | None:
         """Returns the access counts of rows, to which a lookup that may insert adds; None: rows are
