@@ -24,7 +24,7 @@ from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.rows.column import Column, Kinds, StateOwner, States, kinds_of
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.checkpoint_mark import forget
+from sok_lite.engine.table.dump_mark import forget
 from sok_lite.engine.table.locking import locked, mutate
 
 _PIECE = 1 << 16  # rows that are copied at once

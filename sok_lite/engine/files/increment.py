@@ -16,8 +16,8 @@ from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.optimizer_states import numbered_states
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.checkpoint_mark import CheckpointMark, find_mark, remember
 from sok_lite.engine.table.content import TablePart, pieces
+from sok_lite.engine.table.dump_mark import DumpMark, find_mark, remember
 
 
 class CannotContinueError(Exception):
@@ -125,7 +125,7 @@ def increment_of(shard: Shard, before: Shard, part: TablePart) -> tuple[Shard, i
     return shard._replace(states=states, changed=changed, before=(*older, slim)), since
 
 
-def _tensor_before(column: Column, dumped: CheckpointMark, before: Shard) -> str | None:
+def _tensor_before(column: Column, dumped: DumpMark, before: Shard) -> str | None:
     """Returns the tensor of a state in the previous file; None: it has none."""
     pairs = zip(dumped.states, before.states, strict=True)
     return next((state.tensor for known, state in pairs if known() is column), None)

@@ -16,8 +16,8 @@ from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import CountUpdate, PendingCounts
-from sok_lite.engine.table.checkpoint_mark import CheckpointMark, forget
 from sok_lite.engine.table.clock import Clock
+from sok_lite.engine.table.dump_mark import DumpMark, forget
 from sok_lite.engine.table.index import AccessCounts, Index
 from sok_lite.engine.table.locking import Lockable
 from sok_lite.engine.table.record import INSERTS, READS
@@ -78,7 +78,7 @@ class TableBase(Lockable, ABC):
       removals: a log of keys that have lost their rows; None: nothing asks for one.
       rounds_gradients: whether gradients travel to other ranks as bfloat16.
       dumps: the files that have all rows as of some lookup, for incremental dumps; see
-        engine/table/checkpoint_mark.py.
+        engine/table/dump_mark.py.
       row_cache: keys and rows of the last gradient, most likely those of the next update.
       texts: of the keys that this rank has looked up; None: they are not kept.
       ids: what programs look up: "integers", or "texts", whose hashes are the keys; None: not
@@ -137,7 +137,7 @@ class TableBase(Lockable, ABC):
         self.clock = Clock.of(self.record)
         self.removals: RemovalLog | None = None
         self.rounds_gradients = rounds_gradients
-        self.dumps: tuple[CheckpointMark, ...] = ()
+        self.dumps: tuple[DumpMark, ...] = ()
         self.row_cache = RowCache(self.record)
         self.counters = self.record.counters
 

@@ -20,9 +20,9 @@ from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import group
 from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
 from sok_lite.engine.table.base import TableBase
-from sok_lite.engine.table.checkpoint_mark import forget
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count, new_counters
+from sok_lite.engine.table.dump_mark import forget
 from sok_lite.engine.table.index import Found, Search
 from sok_lite.engine.table.insert import LookupRequest, Output, gather_evicted, insert_missing
 from sok_lite.engine.table.locking import locked, mutating, with_locks

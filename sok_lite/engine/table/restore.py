@@ -30,7 +30,6 @@ from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.admission import MAX_PENDING_COUNT, PendingCounts
-from sok_lite.engine.table.checkpoint_mark import forget
 from sok_lite.engine.table.clock import Spans
 from sok_lite.engine.table.content import (
     PENDING,
@@ -45,6 +44,7 @@ from sok_lite.engine.table.content import (
 )
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
+from sok_lite.engine.table.dump_mark import forget
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex, capacity_for
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY

@@ -22,7 +22,7 @@ from sok_lite.engine.table.arguments import (
     checked_scores,
 )
 from sok_lite.engine.table.base import TableBase, checked_num_keys
-from sok_lite.engine.table.checkpoint_mark import forget
+from sok_lite.engine.table.dump_mark import forget
 from sok_lite.engine.table.find import find_and_mark_seen, mark_seen_search
 from sok_lite.engine.table.insert import NewKeys, insert_keys
 from sok_lite.engine.table.locking import mutating

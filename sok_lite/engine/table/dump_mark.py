@@ -15,7 +15,7 @@ from sok_lite.engine.rows.column import Column
 _MAX_MARKS = 16  # the newest are kept
 
 
-class CheckpointMark(NamedTuple):
+class DumpMark(NamedTuple):
     """A file that, with those it continues, has all rows up to a lookup.
 
     Attributes:
@@ -31,7 +31,7 @@ class CheckpointMark(NamedTuple):
     states: tuple[weakref.ref[Column], ...]
 
 
-def find_mark(table: Any, file: str) -> CheckpointMark | None:
+def find_mark(table: Any, file: str) -> DumpMark | None:
     """Returns a table's mark of a file; None: there is none, the file may be another process'."""
     return next((mark for mark in table.dumps if mark.file == file), None)
 
@@ -48,7 +48,7 @@ def remember(
       continued: the file that it continues, whose mark stays: this file may never be finished.
     """
     states = tuple(weakref.ref(column) for column in columns)
-    new = CheckpointMark(folder, file, table.num_lookups, states)
+    new = DumpMark(folder, file, table.num_lookups, states)
     kept = [mark for mark in table.dumps if mark.folder != folder or mark.file == continued]
     table.dumps = (new, *kept)[:_MAX_MARKS]
 
