@@ -184,7 +184,7 @@ def test_texts_that_do_not_end_where_they_say_are_not_believed(tmp_path, monkeyp
     table = table_with(range(3))
     texts = KeyTexts.of(table.texts.all())
     wrong = texts._replace(ends=texts.ends[::-1].copy())
-    monkeypatch.setattr("sok_lite.engine.files.dump.settle", lambda *_: wrong)
+    monkeypatch.setattr("sok_lite.engine.files.dump.prune_texts", lambda *_: wrong)
     dump(tmp_path, [table], ONE)
     with pytest.raises(ValueError, match="corrupt: the ends of its texts do not rise"):
         loaded(tmp_path)
