@@ -152,14 +152,13 @@ print("NOT ENDED", flush=True)
 def test_one_rank_is_told_to_end_and_all_save_and_end(tmp_path, tool, in_fit, local):
     folder = tmp_path / "saves"
     program = TOLD.format(folder=str(folder), in_fit=in_fit)
-    ended = run_job(tool, program, tmp_path, local=local)
+    # mpirun ends with the status of a rank. horovodrun does not, and ends the others when one has
+    # failed, which may be before they say theirs: so it hears of none.
+    says = ["sh", "-c", '"$@"; echo "ended with $?"', "sh"] if tool == "horovod" else []
+    ended = run_job(tool, program, tmp_path, local=local, options=says)
     assert "NOT ENDED" not in ended.output and not ended.left, ended.output
-    # horovodrun ends with 1 whatever the statuses of ranks are; mpirun with that of one.
     if tool == "horovod":
-        assert [f"Process {rank} exit with status code 143" in ended.output for rank in (0, 1)] == [
-            True,
-            True,
-        ], ended.output
+        assert ended.code == 0 and ended.output.count("ended with 143") == 2, ended.output
     else:
         assert ended.code == 143, ended.output
     if in_fit:
