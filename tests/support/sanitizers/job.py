@@ -109,9 +109,9 @@ def engine():
     ]
     for places in (order, None):
         row_bytes = [each.strides[0] for each in given]
-        message = RowMessage.of(backend, counts, row_bytes, places)
+        message = RowMessage.layout(backend, counts, row_bytes, places)
         results = [np.zeros_like(each) for each in given]
-        message.unpack(message.packed(given), results)
+        message.unpack(message.pack(given), results)
         for result, each in zip(results, given, strict=True):
             np.testing.assert_array_equal(result, each)
     wrong_splits(backend, [splits, np.zeros(1, np.int64)], [4000, 0])
