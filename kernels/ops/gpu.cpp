@@ -85,7 +85,7 @@ void GpuCall::End() {
                                      : gpu_.all_wait(gpu_.context, event));
 }
 
-// As `CudaBackend._plan_launches` (sok_lite/backend/cuda.py); kernels/parts.cuh says what words
+// As `CudaBackend._plan_launch` (sok_lite/backend/cuda.py); kernels/parts.cuh says what words
 // are.
 void GpuCall::Launch(const GpuKernel& kernel, int64_t num_arguments,
                      const std::vector<int64_t>& begin, const std::vector<int64_t>& words) {

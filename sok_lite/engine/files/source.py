@@ -1,7 +1,7 @@
 """Stored tables as streams of columns, for tools, without TensorFlow or a GPU.
 
 A `Source` reads a table of a checkpoint (`checkpoint_sources`), of another system's file, or
-several as one (`JoinedSource`). `rewriting.write_checkpoint` writes sources to a checkpoint.
+several as one (`JoinedSource`). `source_writer.write_checkpoint` writes sources to a checkpoint.
 """
 
 import os
