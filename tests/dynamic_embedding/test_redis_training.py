@@ -56,7 +56,7 @@ def some_steps(count=5, dim=3):
     ]
 
 
-@pytest.mark.parametrize(("name", "traced"), zip(OPTIMIZERS, [True, False] * 3, strict=False))
+@pytest.mark.parametrize(("name", "traced"), [*zip(OPTIMIZERS, [True, False] * 3, strict=False)])
 def test_trains_as_in_memory(creator, name, traced):
     arguments = {"dim": 3, "name": "v", "initializer": keras.initializers.RandomNormal(seed=5)}
     there, here = de.Variable(kv_creator=creator, **arguments), de.Variable(**arguments)

@@ -142,7 +142,9 @@ def states(variable, optimizer):
     return {slot.slot_name: held(slot) for slot in slots}
 
 
-@pytest.mark.parametrize(("family", "steps_before"), zip(OPTIMIZERS, [0, 1, 1, 0, 1], strict=True))
+@pytest.mark.parametrize(
+    ("family", "steps_before"), [*zip(OPTIMIZERS, [0, 1, 1, 0, 1], strict=True)]
+)
 def test_training_goes_on_bit_for_bit(tmp_path, in_files, family, steps_before):
     """Also by an optimizer that is made anew while the one that trained the variable is there."""
 
