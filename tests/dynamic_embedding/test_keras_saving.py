@@ -448,6 +448,8 @@ def test_save_model_leaves_the_optimizer_out(keras, save, tmp_path):
             assert int(again.optimizer.iterations) == 0
         np.testing.assert_array_equal(rows_of(again.layers[1])[1], rows_of(layer)[1])
     fit(model)
+    getattr(de.keras.models, save)(model, tmp_path / "whole.keras")
+    assert int(keras.models.load_model(tmp_path / "whole.keras").optimizer.iterations) == 10
 
 
 @pytest.mark.parametrize("save", SAVES)

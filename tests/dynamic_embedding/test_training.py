@@ -273,11 +273,16 @@ def test_get_slot_is_there_in_a_graph_before_the_first_step():
 
 
 def gradient_of(variable):
-    """Returns the gradient of a lookup of key 1, and its rows."""
-    with tf.GradientTape() as tape:
+    """Returns the gradient of a lookup of key 1 by itself and in a matrix, and its rows."""
+    matrix = tf.SparseTensor([[0, 0]], IDS, [1, 1])
+    with tf.GradientTape(persistent=True) as tape:
         rows = de.embedding_lookup(variable, IDS, name="t")
-        loss = tf.reduce_sum(tf.cast(rows, tf.float32))
-    return tape.gradient(loss, variable.get_trainable_by_name("t")), rows
+        pooled = de.embedding_lookup_sparse(variable, matrix, None, name="t")
+        losses = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in (rows, pooled)]
+    shadow = variable.get_trainable_by_name("t")
+    gradient, other = (tape.gradient(loss, shadow) for loss in losses)
+    assert (gradient is None) == (other is None)
+    return gradient, rows
 
 
 def test_what_is_not_trained_has_no_gradient():
