@@ -20,20 +20,17 @@ def copied(tmp_path, case):
     return shutil.copytree(FOLDER / case, tmp_path / case)
 
 
-@pytest.mark.parametrize("chunk", [1, 40, 1 << 20])
-@pytest.mark.parametrize(
-    ("case", "slots", "options"),
-    [
+def test_what_tfra_wrote_is_what_tfra_says_is_there(monkeypatch):
+    for case, slots, options in (
         ("files_of_one_shard", ADAM, TYPES),
         ("files_of_two_shards", ADAGRAD, {"initial": "accumulator=0.25"}),
         ("files_of_two_processes", {}, {}),
         ("files_of_a_table_alone", {}, {}),
-    ],
-)
-def test_what_tfra_wrote_is_what_tfra_says_is_there(monkeypatch, case, slots, options, chunk):
-    monkeypatch.setattr("sok_lite.cli.importers.tfra_tables.CHUNK_BYTES", chunk)
-    assert tfra_files.detect(FOLDER / case)
-    check(tfra_files.sources(FOLDER / case, **options), case, slots, "_")
+    ):
+        assert tfra_files.detect(FOLDER / case)
+        for chunk in (1, 40, 1 << 20):
+            monkeypatch.setattr("sok_lite.cli.importers.tfra_tables.CHUNK_BYTES", chunk)
+            check(tfra_files.sources(FOLDER / case, **options), case, slots, "_")
 
 
 def test_by_way_of_a_checkpoint_and_back(tmp_path):
@@ -109,33 +106,29 @@ def test_a_key_of_two_shards_has_the_row_of_the_later_one(tmp_path):
     assert rows_of(source) == expected
 
 
-@pytest.mark.parametrize("num_more", [0, 1, 3, 4])
-def test_keys_that_a_slot_has_more_are_left_out_and_said(tmp_path, caplog, num_more):
+def test_keys_that_a_slot_has_more_are_left_out_and_said(tmp_path, caplog):
     """As after `remove` of TFRA, which leaves them in the slots."""
 
     def write(name, keys, value):
-        base = tmp_path / f"{name}_mht_1of1_rank0_size1"
-        (base.parent / f"{base.name}-keys").write_bytes(np.array(keys, "<i8").tobytes())
+        base = f"{name}_mht_1of1_rank0_size1"
+        (tmp_path / f"{base}-keys").write_bytes(np.array(keys, "<i8").tobytes())
         rows = np.full((len(keys), 2), value, "<f4")
-        (base.parent / f"{base.name}-values").write_bytes(rows.tobytes())
+        (tmp_path / f"{base}-values").write_bytes(rows.tobytes())
 
-    more = [5, 7, 9, 11][:num_more]
     write("emb", [3, 1, 2], 1.0)
-    write("emb_Adam_m", [*more, 2, 1, 3], 0.5)
     write("emb_Adam_v", [1, 2], 0.25)
-    found = tfra_files.sources(tmp_path)
-    texts = [record.getMessage() for record in caplog.records]
-    end = "they are left out" if num_more < 4 else "it stays a table"
-    said = f"state of 'emb', which does not have {num_more} of its {num_more + 3} keys: {end}."
-    assert texts == ([f"'emb_Adam_m' is named as a {said}"] if num_more else [])
-    states = {
-        "m": {k: [0.5, 0.5] for k in (1, 2, 3)},
-        "v": {1: [0.25] * 2, 2: [0.25] * 2, 3: [0, 0]},
-    }
-    if num_more == 4:
-        del states["m"]
-    assert {s.name: rows_of(found[0], s.tensor) for s in found[0].states} == states
-    assert [source.name for source in found[1:]] == ["emb_Adam_m"][: num_more == 4]
+    for num_more in (0, 1, 3, 4):
+        write("emb_Adam_m", [*[5, 7, 9, 11][:num_more], 2, 1, 3], 0.5)
+        caplog.clear()
+        first, *others = tfra_files.sources(tmp_path)
+        texts = [record.getMessage() for record in caplog.records]
+        end = "they are left out" if num_more < 4 else "it stays a table"
+        said = f"state of 'emb', which does not have {num_more} of its {num_more + 3} keys: {end}."
+        assert texts == ([f"'emb_Adam_m' is named as a {said}"] if num_more else [])
+        states = {"m": {k: [0.5, 0.5] for k in (1, 2, 3)}} if num_more < 4 else {}
+        states["v"] = {1: [0.25] * 2, 2: [0.25] * 2, 3: [0, 0]}
+        assert {s.name: rows_of(first, s.tensor) for s in first.states} == states
+        assert [source.name for source in others] == ["emb_Adam_m"] * (num_more == 4)
 
 
 def test_slots_that_are_no_slots_stay_tables(tmp_path):
@@ -162,22 +155,22 @@ def test_a_table_of_a_policy_has_numbers_of_int32(tmp_path):
 # ---- what is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({**TYPES, "dim": None}, "'empty'.*Give `dim`, such as dim=empty=8"),
-        ({**TYPES, "dtype": "float64"}, "do not hold 4 keys of int64 and as many rows of float64"),
-        ({**TYPES, "key_type": "int32"}, "rows of"),
-        ({**TYPES, "dim": "empty=4,user_emb=5"}, "user_emb.* does not hold whole rows of 5"),
-        ({**TYPES, "dim": "0"}, "`dim` must be a number above 0"),
-        ({**TYPES, "dim": "x"}, "`dim` must be a number above 0"),
-        ({**TYPES, "dtype": "string"}, "Received: 'string'"),
-        ({**TYPES, "slots": "no"}, "`slots` must be 'states' or 'tables'"),
-    ],
-)
-def test_what_does_not_fit_the_files(options, text):
-    with pytest.raises(ValueError, match=text):
-        tfra_files.sources(ONE, **options)
+WRONG = [
+    ({**TYPES, "dim": None}, "'empty'.*Give `dim`, such as dim=empty=8"),
+    ({**TYPES, "dtype": "float64"}, "do not hold 4 keys of int64 and as many rows of float64"),
+    ({**TYPES, "key_type": "int32"}, "rows of"),
+    ({**TYPES, "dim": "empty=4,user_emb=5"}, "user_emb.* does not hold whole rows of 5"),
+    ({**TYPES, "dim": "0"}, "`dim` must be a number above 0"),
+    ({**TYPES, "dim": "x"}, "`dim` must be a number above 0"),
+    ({**TYPES, "dtype": "string"}, "Received: 'string'"),
+    ({**TYPES, "slots": "no"}, "`slots` must be 'states' or 'tables'"),
+]
+
+
+def test_what_does_not_fit_the_files():
+    for options, text in WRONG:
+        with pytest.raises(ValueError, match=text):
+            tfra_files.sources(ONE, **options)
 
 
 def test_tables_that_are_not_there(tmp_path):
@@ -191,26 +184,21 @@ def test_tables_that_are_not_there(tmp_path):
         tfra_files.sources(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [
+def test_a_file_that_is_missing_or_cut(tmp_path):
+    for case, name in (
         ("files_of_two_processes", "table_mht_2of2_rank1_size2-keys"),
         ("files_of_two_processes", "table_mht_1of2_rank0_size2-values"),
         ("files_of_a_table_alone", "alone_mht_1of1-values"),
-    ],
-)
-def test_a_file_that_is_missing_or_cut(tmp_path, case, name):
-    folder = copied(tmp_path, case)
-    whole = (folder / name).read_bytes()
-    (folder / name).write_bytes(whole[:-3])
-    with pytest.raises(ValueError, match=r"hold whole|do not hold"):
-        tfra_files.sources(folder, dim="3")
-    (folder / name).write_bytes(whole[:-24])
-    with pytest.raises(ValueError, match=name.removesuffix("-keys").removesuffix("-values")):
-        tfra_files.sources(folder, dim="3")
-    (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=name.rpartition("-")[0]):
-        tfra_files.sources(folder, dim="3")
+    ):
+        path = copied(tmp_path / name, case) / name
+        whole, base = path.read_bytes(), name.rpartition("-")[0]
+        for num_bytes, text in ((3, r"hold whole|do not hold"), (24, base)):
+            path.write_bytes(whole[:-num_bytes])
+            with pytest.raises(ValueError, match=text):
+                tfra_files.sources(path.parent, dim="3")
+        path.unlink()
+        with pytest.raises(FileNotFoundError, match=base):
+            tfra_files.sources(path.parent, dim="3")
 
 
 def test_files_of_two_saves(tmp_path):

@@ -45,20 +45,22 @@ def expected(keys, dim=3, dtype=np.float32):
 KEYS = np.unique(np.random.default_rng(3).integers(-(2**31), 2**31, 500))
 
 
-@pytest.mark.parametrize("n", [0, 1, 33, 500])
+def names_of(*bases):
+    return {f"{base}-{end}" for base in bases for end in ("keys", "values", "meta.json")}
+
+
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_variable_comes_back(here, tables_on, tmp_path, n, shards):
-    source = filled(KEYS[:n], here, devices=["/CPU:0"] * shards)
-    assert here.run(lambda: source.save_to_file_system(str(tmp_path), buffer_size=7)) is None
-    target = filled([5, 6], here, devices=["/CPU:0"] * 2)
-    assert here.run(lambda: target.load_from_file_system(tmp_path, buffer_size=11)) is None
-    assert held(target, here) == expected(KEYS[:n])
-    bases = {f"v_mht_{i + 1}of{shards}_rank0_size1" for i in range(shards)}
-    endings = ("keys", "values", "meta.json")
-    assert set(os.listdir(tmp_path)) == {f"{base}-{end}" for base in bases for end in endings}
-    for i in range(shards):
-        keys = np.fromfile(tmp_path / f"v_mht_{i + 1}of{shards}_rank0_size1-keys", "<i8")
-        assert np.all(keys % shards == i)
+def test_a_variable_comes_back(here, tables_on, tmp_path, shards):
+    for n in (0, 33):
+        source = filled(KEYS[:n], here, name=f"v{n}", devices=["/CPU:0"] * shards)
+        assert here.run(lambda to=source: to.save_to_file_system(tmp_path, buffer_size=7)) is None
+        target = filled([5, 6], here, name=f"v{n}", devices=["/CPU:0"] * 2)
+        here.run(lambda to=target: to.load_from_file_system(str(tmp_path), buffer_size=11))
+        assert held(target, here) == expected(KEYS[:n])
+    bases = [f"v{n}_mht_{i + 1}of{shards}_rank0_size1" for n in (0, 33) for i in range(shards)]
+    assert set(os.listdir(tmp_path)) == names_of(*bases)
+    for i, base in enumerate(bases[shards:]):
+        assert np.all(np.fromfile(tmp_path / f"{base}-keys", "<i8") % shards == i)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -70,8 +72,7 @@ def test_a_shard_is_saved_by_itself(here, tmp_path, named):
         base = f"{name}{shard.index}" if named else None
         assert here.run(lambda s=shard, b=base: s.save_to_file_system(tmp_path, b)) is None
     bases = ["mine0", "mine1"] if named else [f"v_mht_{i}of3_rank0_size1" for i in (1, 2)]
-    endings = ("keys", "values", "meta.json")
-    assert set(os.listdir(tmp_path)) == {f"{base}-{end}" for base in bases for end in endings}
+    assert set(os.listdir(tmp_path)) == names_of(*bases)
     base = "mine1" if named else None
     here.run(lambda: target.tables[1].load_from_file_system(tmp_path, base, buffer_size=7))
     # 4 was of this shard, 5 and 6 are of the others.
@@ -82,64 +83,57 @@ def test_a_shard_is_saved_by_itself(here, tmp_path, named):
         assert held(target, here) == expected(KEYS)
 
 
-@pytest.mark.parametrize("value_dtype", VALUES, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32], ids=lambda dtype: dtype.name)
-def test_every_type_is_loaded_as_it_was_saved(tmp_path, key_dtype, value_dtype):
-    options = {"key_dtype": key_dtype, "value_dtype": value_dtype}
-    filled(KEYS, **options).save_to_file_system(tmp_path)
-    target = filled([5], **options)
-    target.load_from_file_system(tmp_path)
-    assert held(target) == expected(KEYS, dtype=value_dtype.as_numpy_dtype)
+def test_every_type_is_loaded_as_it_was_saved(tmp_path):
+    for value_dtype, key_dtype in zip(VALUES, [tf.int64, tf.int32] * 4, strict=False):
+        options = {"key_dtype": key_dtype, "value_dtype": value_dtype, "name": value_dtype.name}
+        filled(KEYS, **options).save_to_file_system(tmp_path)
+        target = filled([5], **options)
+        target.load_from_file_system(tmp_path)
+        assert held(target) == expected(KEYS, dtype=value_dtype.as_numpy_dtype)
 
 
 def test_the_folder_may_be_a_tensor(here, tmp_path):
-    variable = filled(KEYS, here)
-    folders = [str(tmp_path / name) for name in "ab"]
-    for folder in folders:
-        here.run(variable.save_to_file_system, np.array(folder))
-        assert len(os.listdir(folder)) == 3
-    other = filled([1], here)
-    here.run(other.load_from_file_system, np.array(folders[1]))
+    variable, other = filled(KEYS, here), filled([1], here)
+    here.run(variable.save_to_file_system, np.array(str(tmp_path / "a")))
+    here.run(other.load_from_file_system, np.array(str(tmp_path / "a")))
     assert held(other, here) == expected(KEYS)
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_the_folder_may_be_an_address_of_this_machine(monkeypatch, tmp_path, load):
-    source, target, other = filled(KEYS), filled([5, 6]), filled([5, 6])
-    source.save_to_file_system(f"file://{tmp_path}/rows")
+def test_the_folder_may_be_an_address_of_this_machine(monkeypatch, tmp_path):
+    address = f"file://{tmp_path}/rows"
+    filled(KEYS).save_to_file_system(address)
     assert (tmp_path / "rows").is_dir()
-    getattr(target, load)(f"file://{tmp_path}/rows")
-    assert held(target) == expected(KEYS)
-    monkeypatch.setenv("TFRA_SAVED_KV", f"file://{tmp_path}/rows")
-    getattr(other, load)("nowhere")
-    assert held(other) == expected(KEYS)
+    for load in LOADS:
+        monkeypatch.delenv("TFRA_SAVED_KV", raising=False)
+        target, other = filled([5, 6]), filled([5, 6])
+        getattr(target, load)(address)
+        monkeypatch.setenv("TFRA_SAVED_KV", address)
+        getattr(other, load)("nowhere")
+        assert held(target) == held(other) == expected(KEYS)
 
 
-@pytest.mark.pairs
-@pytest.mark.parametrize("save_size", [1, 2, 3])
-@pytest.mark.parametrize("load_size", [1, 2, 3])
-@pytest.mark.parametrize("shards", [1, 2])
-def test_another_number_of_processes(tmp_path, save_size, load_size, shards):
-    for rank in range(save_size):
-        mine = KEYS[KEYS % save_size == rank]
-        variable = filled(mine, devices=["/CPU:0"] * (1 + rank % 2))
-        variable.save_to_file_system(tmp_path, proc_size=save_size, proc_rank=rank)
-    for rank in range(load_size):
-        target = filled([5], devices=["/CPU:0"] * shards)
-        target.load_from_file_system_with_restore_function(
-            tmp_path, proc_size=load_size, proc_rank=rank, buffer_size=50
-        )
-        assert held(target) == expected(KEYS[KEYS % load_size == rank])
-        if save_size != load_size:
-            with pytest.raises(FileNotFoundError, match="with_restore_function"):
-                target.load_from_file_system(tmp_path, proc_size=load_size, proc_rank=rank)
-        else:
-            target.load_from_file_system(tmp_path, proc_size=load_size, proc_rank=rank)
-        assert held(target) == expected(KEYS[KEYS % load_size == rank])
-        target.load_from_file_system(
-            tmp_path, proc_size=load_size, proc_rank=rank, load_entire_dir=True
-        )
-        assert held(target) == expected(KEYS)
+def test_another_number_of_processes(tmp_path):
+    keys = KEYS[::10]
+    for save_size in (1, 2):
+        folder = tmp_path / str(save_size)
+        for rank in range(save_size):
+            mine = keys[keys % save_size == rank]
+            variable = filled(mine, devices=["/CPU:0"] * (1 + rank % 2))
+            variable.save_to_file_system(folder, proc_size=save_size, proc_rank=rank)
+        for size, rank in ((1, 0), (2, 1), (3, 2)):
+            target = filled([5], devices=["/CPU:0"] * size)
+            here = {"proc_size": size, "proc_rank": rank}
+            target.load_from_file_system_with_restore_function(folder, buffer_size=5, **here)
+            mine = expected(keys[keys % size == rank])
+            assert held(target) == mine
+            if save_size != size:
+                with pytest.raises(FileNotFoundError, match="with_restore_function"):
+                    target.load_from_file_system(folder, **here)
+            else:
+                target.load_from_file_system(folder, **here)
+            assert held(target) == mine
+            target.load_from_file_system(folder, load_entire_dir=True, **here)
+            assert held(target) == expected(keys)
 
 
 def test_the_files_of_other_processes_need_not_be_there(tmp_path):
@@ -217,24 +211,25 @@ def test_what_is_appended_counts_after_what_was_there(tmp_path):
     assert held(target) == {1: rows_of([1])[0].tolist(), 2: [7.0] * 3, 3: [7.0] * 3}
 
 
-WRONG = {
-    "dim": ({"dim": 4}, "its dim is 3. Expected dim=4"),
-    "value dtype": ({"value_dtype": tf.float64}, "its value_dtype is 'float32'"),
-    "key dtype": ({"key_dtype": tf.int32}, "its key_dtype is 'int64'"),
-    "name": ({"name": "w"}, "holds no files of variable 'w'"),
-}
+WRONG = [
+    ({"dim": 4}, "its dim is 3. Expected dim=4"),
+    ({"value_dtype": tf.float64}, "its value_dtype is 'float32'"),
+    ({"key_dtype": tf.int32}, "its key_dtype is 'int64'"),
+    ({"name": "w"}, "holds no files of variable 'w'"),
+]
 
 
 @pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_does_not_fit_changes_nothing(here, tmp_path, load, wrong):
-    options, text = WRONG[wrong]
-    source, target = filled(KEYS, here), filled([5, 6], here, **options)
+def test_what_does_not_fit_changes_nothing(here, tmp_path, load):
+    source = filled(KEYS, here)
     here.run(lambda: source.save_to_file_system(tmp_path))
-    with pytest.raises((ValueError, FileNotFoundError, tf.errors.InvalidArgumentError), match=text):
-        here.run(lambda: getattr(target, load)(tmp_path))
-    kind = target.value_dtype.as_numpy_dtype
-    assert held(target, here) == expected([5, 6], target.dim, kind)
+    for options, text in WRONG:
+        target = filled([5, 6], here, **options)
+        errors = ValueError, FileNotFoundError, tf.errors.InvalidArgumentError
+        with pytest.raises(errors, match=text):
+            here.run(lambda to=target: getattr(to, load)(tmp_path))
+        kind = target.value_dtype.as_numpy_dtype
+        assert held(target, here) == expected([5, 6], target.dim, kind)
 
 
 def test_arguments_that_cannot_be(tmp_path):

@@ -1,5 +1,7 @@
 """`HkvHashTable`: whom each strategy evicts, epochs, scores, tiers, and training in little room."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -7,10 +9,10 @@ import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import table_ops
-from tests.dynamic_embedding.test_training import one_step, sgd
+from tests.dynamic_embedding.test_training import one_step, sgd, step_on
 from tests.support.reference import ScoredTable
 
-STRATEGIES = list(de.HkvEvictStrategy)
+STRATEGIES = de.HkvEvictStrategy
 ROOM = 16  # one bucket: the lowest score of all goes
 
 
@@ -56,13 +58,7 @@ class Watched:
         self.variable.accum(keys, np.zeros((len(keys), 1)), np.ones((len(keys), 1)), exists)
 
     def train(self, keys):
-        shadow = self.variable.get_trainable_by_name("t")
-        with tf.GradientTape() as tape:
-            rows = de.embedding_lookup(
-                self.variable, tf.constant([*keys, *keys], tf.int64), name="t"
-            )
-            loss = tf.reduce_sum(rows)
-        self.optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+        step_on(self.optimizer, self.variable.get_trainable_by_name("t"), [*keys, *keys])
 
     def check(self, keys):
         """Checks the scores after a call that saw keys, and who went."""
@@ -86,23 +82,33 @@ class Watched:
             self.oracle.epoch += 1
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
-@pytest.mark.parametrize("step_per_epoch", [0, 1, 4])
-def test_the_lowest_score_is_evicted(strategy, step_per_epoch):
-    watched = Watched(strategy, step_per_epoch)
-    rng = np.random.default_rng(strategy)
-    for step in range(60):
-        # Some keys come often; at first there is room for all.
-        pool = 12 if step < 15 else 40
-        keys = np.unique(rng.zipf(1.3, size=rng.integers(1, 5)) % pool)
-        watched.variable.lookup(rng.integers(0, pool, 9))  # no sighting
-        # An upsert with scores of one's own refuses the lowest: see the next test.
-        calls = ["accum", "train"] + ["upsert"] * (strategy != de.HkvEvictStrategy.CUSTOMIZED)
-        call = rng.choice(calls)
-        getattr(watched, call)(keys)
-        watched.check(keys.tolist())
-    assert int(watched.variable.size()) == ROOM
-    assert watched.oracle.epoch == (60 // step_per_epoch if watched.step_per_epoch else 0)
+def test_the_lowest_score_is_evicted():
+    by_epoch = STRATEGIES.EPOCHLRU, STRATEGIES.EPOCHLFU
+    cases = [*itertools.product(STRATEGIES, [0]), *itertools.product(by_epoch, (1, 4))]
+    for strategy, step_per_epoch in cases:
+        watched = Watched(strategy, step_per_epoch)
+        rng = np.random.default_rng(strategy)
+        for step in range(40):
+            # Some keys come often; at first there is room for all.
+            pool = 12 if step < 10 else 40
+            keys = np.unique(rng.zipf(1.3, size=rng.integers(1, 5)) % pool)
+            watched.variable.lookup(rng.integers(0, pool, 9))  # no sighting
+            # An upsert with scores of one's own refuses the lowest: see the next test.
+            calls = ["accum", "train"] + ["upsert"] * (strategy != STRATEGIES.CUSTOMIZED)
+            getattr(watched, rng.choice(calls))(keys)
+            watched.check(keys.tolist())
+        assert int(watched.variable.size()) == ROOM
+        assert watched.oracle.epoch == (40 // step_per_epoch if watched.step_per_epoch else 0)
+
+
+@pytest.mark.filterwarnings("ignore:.* had no room for")
+def test_scores_of_ones_own_decide_whatever_the_order():
+    options = {"evict_strategy": STRATEGIES.CUSTOMIZED, "gen_scores_fn": lambda keys: 1000 - keys}
+    variable = de.Variable(dim=1, kv_creator=hkv(max_capacity=ROOM, **options))
+    for key in np.random.default_rng(0).permutation(40):
+        variable.upsert([key], [[float(key)]])
+    # The score falls with the key: a key below the lowest score that is held does not get in.
+    assert sorted(scores_of(variable)) == list(range(ROOM))
 
 
 def test_a_step_of_an_optimizers_own_is_a_sighting():
@@ -112,86 +118,58 @@ def test_a_step_of_an_optimizers_own_is_a_sighting():
 
     variable = de.Variable(dim=1, kv_creator=hkv())
     optimizer = de.DynamicEmbeddingOptimizer(Own(0.1))
-    shadow = variable.get_trainable_by_name("t")
     for ids in ([1, 2], [3, 3], [1, 1]):
-        gradient = tf.IndexedSlices(tf.ones([2, 1]), tf.constant(ids, tf.int64))
-        optimizer.apply_gradients([(gradient, shadow)])
+        step_on(optimizer, variable.get_trainable_by_name("t"), ids)
     scores = scores_of(variable)
     assert scores[2] < scores[3] < scores[1]
 
 
 @pytest.mark.filterwarnings("ignore:.* had no room for")
-def test_scores_of_ones_own_decide_whatever_the_order():
-    variable = de.Variable(
-        dim=1,
-        kv_creator=hkv(
-            max_capacity=ROOM,
-            evict_strategy=de.HkvEvictStrategy.CUSTOMIZED,
-            gen_scores_fn=lambda keys: 1000 - keys,
-        ),
-    )
-    keys = np.random.default_rng(0).permutation(40)
-    for key in keys:
-        variable.upsert([key], [[float(key)]])
-    # The score falls with the key: a key below the lowest score that is held does not get in.
-    assert sorted(scores_of(variable)) == list(range(ROOM))
-
-
-def test_no_key_is_evicted_unless_it_is_asked_for():
-    num_keys = 2**20 + 5000  # TFRA's table has room for 2**20 unless it is told otherwise
-    variable = de.Variable(value_dtype=tf.int8, dim=1, kv_creator=de.HkvHashTableCreator())
-    variable.upsert(np.arange(num_keys), np.ones((num_keys, 1), np.int8))
-    assert int(variable.size()) == num_keys
-    assert table_ops.statistics(variable.rows).evicted_total == 0
-
-
-@pytest.mark.filterwarnings("ignore:.* had no room for")
-@pytest.mark.parametrize(("asked", "room"), [(1, 4), (16, 16), (17, 32), (100, 128)])
-def test_the_most_keys_are_the_next_power_of_two(asked, room):
-    variable = de.Variable(dim=2, kv_creator=hkv(init_capacity=10**6, max_capacity=asked))
-    for first in range(0, 1000, 50):
-        variable.upsert(np.arange(first, first + 50), np.ones((50, 2)))
-        assert int(variable.size()) <= room
-    assert variable.rows.table.max_capacity == room and int(variable.size()) > room / 2
-
-
-def test_the_capacity_of_the_settings_goes_before_the_initial_size():
+def test_capacities():
+    """The most keys are the next power of two; unless it is asked for none is evicted."""
+    assert de.Variable(kv_creator=de.HkvHashTableCreator()).rows.table.max_capacity == 2**31
+    for asked, room in ((0, 4), (1, 4), (16, 16), (17, 32), (100, 128)):
+        variable = de.Variable(dim=2, kv_creator=hkv(init_capacity=10**6, max_capacity=asked))
+        for first in range(0, 400, 50):
+            variable.upsert(np.arange(first, first + 50), np.ones((50, 2)))
+            assert int(variable.size()) <= room
+        assert variable.rows.table.max_capacity == room and int(variable.size()) > room / 2
     made = de.Variable(init_size=100_000, kv_creator=hkv(init_capacity=1000))
     assert 1000 <= made.rows.table.capacity < 10_000
     of_size = de.Variable(init_size=100_000, kv_creator=hkv())
     assert of_size.rows.table.capacity >= 100_000
 
 
-@pytest.mark.parametrize("num_bytes", [0, 400 * 32, 1 << 30])
-def test_rows_beyond_the_memory_of_the_gpu_lie_in_the_hosts(num_bytes):
-    variable = de.Variable(dim=8, kv_creator=hkv(max_hbm_for_values=num_bytes))
-    keys = np.arange(1000)
+def test_rows_beyond_the_memory_of_the_gpu_lie_in_the_hosts():
     values = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
-    variable.upsert(keys, values)
-    np.testing.assert_array_equal(variable.lookup(keys), values)
-    facts = table_ops.statistics(variable.rows)
-    is_far = num_bytes < 1000 * 32
-    assert (facts.far_bytes > 0) == is_far and (facts.near_bytes > 0) == (num_bytes > 0)
+    for num_bytes in (0, 400 * 32, 1 << 30):
+        variable = de.Variable(dim=8, kv_creator=hkv(max_hbm_for_values=num_bytes))
+        variable.upsert(np.arange(1000), values)
+        np.testing.assert_array_equal(variable.lookup(np.arange(1000)), values)
+        facts = table_ops.statistics(variable.rows)
+        is_far = num_bytes < 1000 * 32
+        assert (facts.far_bytes > 0) == is_far and (facts.near_bytes > 0) == (num_bytes > 0)
 
 
-@pytest.mark.parametrize("split_size", [1, 5, 10**6])
-def test_exports_with_scores(here, split_size):
-    variable = de.Variable(dim=2, kv_creator=hkv(evict_strategy=de.HkvEvictStrategy.LFU))
+def test_exports_with_scores(here):
+    variable = de.Variable(dim=2, kv_creator=hkv(evict_strategy=STRATEGIES.LFU))
     upsert = here.step(variable.upsert, [3, 1, 2], [[3.0, 3.0], [1.0, 1.0], [2.0, 2.0]])
     upsert()
     upsert()
-    keys, values, scores = here.run(lambda: variable.tables[0].export_with_scores(split_size))
+    keys, values, scores = here.run(lambda: variable.tables[0].export_with_scores(2))
     assert keys.tolist() == [1, 2, 3] and values.tolist() == [[1, 1], [2, 2], [3, 3]]
     assert scores.tolist() == [2, 2, 2]
-    keys, scores = here.run(lambda: variable.export_keys_and_scores(split_size))
+    keys, scores = here.run(lambda: variable.export_keys_and_scores(10**6))
     assert (keys.tolist(), scores.tolist()) == ([1, 2, 3], [2, 2, 2])
+    texts = de.Variable(tf.string, dim=1, kv_creator=hkv())
+    here.run(texts.upsert, np.array([b"a", b"b"], object), [[1.0], [2.0]])
+    keys, scores = here.run(lambda: texts.export_keys_and_scores(1))
+    assert (sorted(keys.tolist()), scores.tolist()) == ([b"a", b"b"], [1, 1])
 
 
 def test_every_run_of_a_graph_is_a_step_of_the_epoch(here):
-    variable = de.Variable(
-        dim=1,
-        kv_creator=hkv(evict_strategy=de.HkvEvictStrategy.EPOCHLRU, step_per_epoch=2),
-    )
+    options = {"evict_strategy": STRATEGIES.EPOCHLRU, "step_per_epoch": 4}
+    variable = de.Variable(dim=1, kv_creator=hkv(**options))
     steps = [
         one_step(here, variable, sgd(here), [1, 2]),
         here.step(variable.upsert, [3], [[1.0]]),
@@ -199,98 +177,64 @@ def test_every_run_of_a_graph_is_a_step_of_the_epoch(here):
     ]
     for step in steps * 2:
         step()
-    assert variable.rows.table.epoch == 3
+    assert variable.rows.table.epoch == 1
 
 
-@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32, tf.string], ids=lambda d: d.name)
-def test_scores_of_every_key_dtype(key_dtype):
-    variable = de.Variable(key_dtype, dim=1, kv_creator=hkv())
-    keys = ["a", "b"] if key_dtype == tf.string else [7, -8]
-    variable.upsert(tf.constant(keys, key_dtype), [[1.0], [2.0]])
-    exported, scores = variable.export_keys_and_scores(1)
-    assert sorted(exported.numpy().tolist()) == sorted(tf.constant(keys, key_dtype).numpy())
-    assert scores.numpy().tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("dtype", [tf.int8, tf.int32, tf.int64], ids=lambda d: d.name)
-def test_integers_are_held_and_evicted(dtype):
-    variable = de.Variable(value_dtype=dtype, dim=3, kv_creator=hkv(max_capacity=ROOM))
-    for key in range(50):
-        variable.upsert([key], tf.fill([1, 3], tf.cast(key, dtype)))
-    keys, values = variable.export()
-    assert keys.numpy().tolist() == list(range(50 - ROOM, 50)) and values.dtype == dtype
-    np.testing.assert_array_equal(values, np.repeat(keys.numpy()[:, None], 3, 1))
-
-
-@pytest.mark.parametrize("make", [keras.optimizers.Adam, keras.optimizers.Adagrad])
-def test_training_is_that_of_a_table_that_keeps_every_key(make):
+def test_training_is_that_of_a_table_that_keeps_every_key():
     results = []
     for creator in (hkv(max_capacity=1 << 12, max_hbm_for_values=0), None):
         variable = de.Variable(dim=3, initializer=0.5, name="both", kv_creator=creator)
-        optimizer = de.DynamicEmbeddingOptimizer(make(0.1))
-        shadow = variable.get_trainable_by_name("t")
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
         rng = np.random.default_rng(0)
         for _ in range(5):
-            ids, weights = rng.integers(0, 99, 70), rng.normal(size=(70, 3)).astype(np.float32)
-            with tf.GradientTape() as tape:
-                rows = de.embedding_lookup(variable, tf.constant(ids), name="t")
-                loss = tf.reduce_sum(rows * weights)
-            optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
-        results.append([*variable.export(), variable.get_slot_variables(optimizer)[0].export()[1]])
+            grad = float(rng.normal())
+            step_on(optimizer, variable.get_trainable_by_name("t"), rng.integers(0, 99, 70), grad)
+        slots = variable.get_slot_variables(optimizer)
+        results.append([*variable.export(), *(slot.export()[1] for slot in slots)])
     for ours, theirs in zip(*results, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_an_evicted_key_begins_anew_with_its_state():
-    watched = Watched(de.HkvEvictStrategy.LRU)
-    watched.train([1])
-    (slot,) = watched.variable.get_slot_variables(watched.optimizer)
-    np.testing.assert_allclose(slot.lookup([1]), [[0.1 + 2.0**2]], rtol=1e-6)
-    watched.upsert(np.arange(100, 100 + ROOM))
-    rows, exists = watched.variable.lookup([1], return_exists=True)
-    assert rows.numpy().tolist() == [[0.0]] and not exists.numpy().any()
-    watched.train([1])
-    np.testing.assert_allclose(slot.lookup([1]), [[0.1 + 2.0**2]], rtol=1e-6)
+    watched = Watched(STRATEGIES.LRU)
+    for _ in range(2):
+        watched.train([1])
+        (slot,) = watched.variable.get_slot_variables(watched.optimizer)
+        np.testing.assert_allclose(slot.lookup([1]), [[0.1 + 2.0**2]], rtol=1e-6)
+        watched.upsert(np.arange(100, 100 + ROOM))
+        rows, exists = watched.variable.lookup([1], return_exists=True)
+        assert rows.numpy().tolist() == [[0.0]] and not exists.numpy().any()
     assert int(watched.variable.size()) == int(slot.size()) == ROOM
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "3"])
-def test_a_split_size_is_an_integer_above_0(wrong):
-    variable = de.Variable(kv_creator=hkv())
-    for call in (variable.export_keys_and_scores, variable.tables[0].export_with_scores):
-        with pytest.raises(ValueError, match="`split_size` must be an integer above 0"):
-            call(wrong)
-
-
-def test_a_table_without_scores_says_so():
-    with pytest.raises(TypeError, match="keeps no scores.*Received: a CuckooHashTableCreator"):
-        de.Variable().export_keys_and_scores(10)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"evict_strategy": de.HkvEvictStrategy.CUSTOMIZED}, "needs `gen_scores_fn`"),
+def test_arguments_that_do_not_fit():
+    for options, text in (
+        ({"evict_strategy": STRATEGIES.CUSTOMIZED}, "needs `gen_scores_fn`"),
         ({"evict_strategy": 5}, "5 is not a valid HkvEvictStrategy"),
         ({"max_capacity": -1}, "capacity must be an integer from 0 on. Received: -1"),
         ({"init_capacity": 1.5}, "capacity must be an integer from 0 on. Received: 1.5"),
         ({"max_hbm_for_values": -1}, "max_hbm_for_vectors"),
         ({"step_per_epoch": -1}, "step_per_epoch=-1"),
         ({"step_per_epoch": 1.5}, "step_per_epoch=1.5"),
-    ],
-)
-def test_options_that_do_not_fit(options, text):
-    with pytest.raises(ValueError, match=text):
-        de.Variable(kv_creator=hkv(**options))
+    ):
+        with pytest.raises(ValueError, match=text):
+            de.Variable(kv_creator=hkv(**options))
+    variable = de.Variable(kv_creator=hkv())
+    for call in (variable.export_keys_and_scores, variable.tables[0].export_with_scores):
+        for wrong in (0, -1, 2.5, True, "3"):
+            with pytest.raises(ValueError, match="`split_size` must be an integer above 0"):
+                call(wrong)
+    with pytest.raises(TypeError, match="keeps no scores.*Received: a CuckooHashTableCreator"):
+        de.Variable().export_keys_and_scores(10)
 
 
 def test_every_setting_has_the_documented_place():
-    config = de.HkvHashTableConfig(1, 2, 3, de.HkvEvictStrategy.LFU, 5, own_score, 7)
+    config = de.HkvHashTableConfig(1, 2, 3, STRATEGIES.LFU, 5, own_score, 7)
     assert list(vars(config).items()) == [
         ("init_capacity", 1),
         ("max_capacity", 2),
         ("max_hbm_for_values", 3),
-        ("evict_strategy", de.HkvEvictStrategy.LFU),
+        ("evict_strategy", STRATEGIES.LFU),
         ("step_per_epoch", 5),
         ("gen_scores_fn", own_score),
         ("reserved_key_start_bit", 7),
@@ -305,8 +249,7 @@ def test_every_setting_has_the_documented_place():
 def test_a_table_by_itself():
     table = de.HkvHashTable(tf.int64, tf.float32, [1.0, 2.0], max_capacity=ROOM)
     table.insert([5], [[3.0, 4.0]])
-    rows, exists = table.lookup([5, 6], return_exists=True)
-    assert rows.numpy().tolist() == [[3, 4], [1, 2]] and exists.numpy().tolist() == [True, False]
+    assert table.lookup([5, 6]).numpy().tolist() == [[3, 4], [1, 2]]
     keys, scores = table.export_keys_and_scores(1)
     assert (keys.numpy().tolist(), scores.numpy().tolist()) == ([5], [1])
 
@@ -323,3 +266,11 @@ def test_what_creators_say_of_themselves():
     with pytest.raises(NotImplementedError, match=r"defines create\(\)"):
         de.KVCreator().create()
     assert [each.value for each in STRATEGIES] == [0, 1, 2, 3, 4]
+    config = de.CuckooHashTableConfig()
+    creator = de.CuckooHashTableCreator(config)
+    assert creator.get_config() == {"config": config, "saver": None}
+    table = creator.create(tf.int32, tf.float64, [1.0, 2.0], "own", False, 100, config, "/CPU:0")
+    assert isinstance(table, de.CuckooHashTable) and table.name == "own:0"
+    assert table.lookup([5]).numpy().tolist() == [[1.0, 2.0]]
+    with pytest.raises(TypeError):
+        de.CuckooHashTableConfig(3)

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import dynamic_embedding as de
-from tests.support.datasets import batched
 
 DIM, NUM_KEYS, FIELDS = 3, 40, 5
 RNG = np.random.default_rng(0)
@@ -49,7 +48,8 @@ def subclassed(keras, embedding):
     return Model()
 
 
-MODELS = {"functional": functional, "Sequential": sequential, "subclassed": subclassed}
+def sequential_without_input(keras, embedding):
+    return keras.Sequential([embedding, mean(keras), head(keras)])
 
 
 def with_table(keras, build=functional, **arguments):
@@ -83,16 +83,22 @@ def with_dense(keras, build=functional):
 
 
 OPTIMIZERS = {
-    "SGD": lambda keras: keras.optimizers.SGD(0.1),
     "Adagrad": lambda keras: keras.optimizers.Adagrad(0.1),
     "legacy Adagrad": lambda keras: keras.optimizers.legacy.Adagrad(0.1),
     "TF1 Adagrad": lambda keras: tf.compat.v1.train.AdagradOptimizer(0.1),
 }
+CASES = [
+    *(("Adagrad", b, {}) for b in (functional, sequential, sequential_without_input, subclassed)),
+    *((optimizer, functional, {}) for optimizer in OPTIMIZERS if optimizer != "Adagrad"),
+    ("Adagrad", functional, {"run_eagerly": True}),
+    ("Adagrad", functional, {"steps_per_execution": 4}),
+]
 
 
 def compiled(keras, model, optimizer="Adagrad", **options):
+    """Returns a model that is compiled, with tables before it has weights too."""
     made = OPTIMIZERS[optimizer](keras)
-    if any(isinstance(v, de.TrainableWrapper) for v in model.trainable_weights):
+    if any(hasattr(layer, "shadow") for layer in [*model.layers, getattr(model, "embedding", 0)]):
         made = de.DynamicEmbeddingOptimizer(made)
     model.compile(made, "mse", **options)
     return model
@@ -107,31 +113,22 @@ def check_rows(layer, dense):
     np.testing.assert_allclose(layer.params.lookup(np.arange(NUM_KEYS)), rows, atol=1e-5)
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_fit_trains_rows_as_those_of_a_dense_layer(keras, build, optimizer):
-    if optimizer.startswith(("legacy", "TF1")) and keras.__name__ == "keras":
+@pytest.mark.parametrize(
+    ("optimizer", "build", "options"),
+    CASES,
+    ids=[f"{name} {build.__name__} {''.join(options)}" for name, build, options in CASES],
+)
+def test_fit_trains_rows_as_those_of_a_dense_layer(keras, optimizer, build, options):
+    if optimizer != "Adagrad" and keras.__name__ == "keras":
         pytest.skip("Keras 3 takes its own optimizers alone")
-    (ours, layer), (theirs, dense) = with_table(keras, build), with_dense(keras, build)
+    dense_build = functional if build is sequential_without_input else build
+    (ours, layer), (theirs, dense) = with_table(keras, build), with_dense(keras, dense_build)
+    if build is sequential_without_input:
+        with pytest.raises(NotImplementedError, match="'table-shadow:0' untrained"):
+            ours.compile(keras.optimizers.Adagrad(0.1), "mse")
     for model in (ours, theirs):
-        model(X[:1])
-        compiled(keras, model, optimizer)
+        compiled(keras, model, optimizer, **options)
     np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-4)
-    check_rows(layer, dense)
-
-
-def sequential_without_input(keras, embedding):
-    return keras.Sequential([embedding, mean(keras), head(keras)])
-
-
-@pytest.mark.full_only("tests/keras/test_fit.py is the smoke")
-@pytest.mark.parametrize("build", [sequential_without_input, subclassed])
-def test_fit_trains_a_model_that_has_no_weights_yet(keras, build):
-    (ours, layer), (theirs, dense) = with_table(keras, build), with_dense(keras)
-    with pytest.raises(NotImplementedError, match="'table-shadow:0' untrained"):
-        ours.compile(keras.optimizers.Adagrad(0.1), "mse")
-    ours.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
-    np.testing.assert_allclose(fit(ours), fit(compiled(keras, theirs)), rtol=1e-4)
     check_rows(layer, dense)
 
 
@@ -140,42 +137,6 @@ def test_a_frozen_layer_takes_any_optimizer_before_there_are_weights(keras):
     model.compile(keras.optimizers.SGD(0.1), "mse")
     fit(model)
     np.testing.assert_array_equal(layer.params.lookup(np.arange(NUM_KEYS)), ROWS)
-
-
-WAYS = {
-    "run_eagerly": {"run_eagerly": True},
-    "steps_per_execution": {"steps_per_execution": 4},
-}
-
-
-@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS.keys())
-def test_fit_trains_rows_however_it_is_run(keras, options):
-    (ours, layer), (theirs, dense) = with_table(keras), with_dense(keras)
-    compiled(keras, ours, **options)
-    compiled(keras, theirs, **options)
-    np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-4)
-    check_rows(layer, dense)
-
-
-def test_train_on_batch_trains_rows(keras):
-    (ours, layer), (theirs, dense) = with_table(keras), with_dense(keras)
-    for model in (ours, theirs):
-        compiled(keras, model)
-        for start in (0, 8, 16):
-            model.train_on_batch(X[start : start + 8], Y[start : start + 8])
-    check_rows(layer, dense)
-
-
-def test_the_optimizer_has_no_dense_states_of_tables(keras):
-    (model, _), (dense, _) = with_table(keras), with_dense(keras)
-    shapes = []
-    for each in (model, dense.layers[-1]):
-        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam())
-        optimizer.build(each.trainable_variables)
-        variables = optimizer.variables
-        variables = variables() if callable(variables) else variables
-        shapes.append([tuple(variable.shape) for variable in variables])
-    assert shapes[0] == shapes[1]
 
 
 def test_only_training_inserts_keys(keras):
@@ -188,35 +149,6 @@ def test_only_training_inserts_keys(keras):
     np.testing.assert_array_equal(np.sort(layer.params.export()[0]), SEEN)
     model.evaluate(X + NUM_KEYS, Y, verbose=0)
     assert int(layer.params.size()) == len(SEEN)
-
-
-@pytest.mark.full_only("tests/keras/test_fit.py is the smoke")
-def test_a_model_without_dense_weights_is_trained(keras):
-    layer = de.keras.layers_for(keras).SquashedEmbedding(1, combiner="mean", initializer=0.0)
-    ids = keras.Input([FIELDS], dtype="int64")
-    model = compiled(keras, keras.Model(ids, layer(ids)), "SGD")
-    before = model.evaluate(X, Y, verbose=0)
-    fit(model)
-    assert model.evaluate(X, Y, verbose=0) < before
-    assert int(model.optimizer.iterations) == 18
-
-
-@pytest.mark.full_only("tests/keras/test_lookup_fusion.py is the smoke")
-def test_several_layers_are_trained_together(keras):
-    made = de.keras.layers_for(keras)
-    ours = [made.Embedding(DIM, initializer=1.0, name=f"table_{i}") for i in range(2)]
-    theirs = [dense_layer(keras, np.ones_like(ROWS)) for _ in range(2)]
-    for layers in (ours, theirs):
-        ids = keras.Input([FIELDS], dtype="int64")
-        first, second = layers
-        both = keras.layers.Concatenate()(
-            [mean(keras)(first(ids)), mean(keras)(second(ids[:, :2]))]
-        )
-        ones = keras.layers.Dense(1, kernel_initializer="ones")
-        fit(compiled(keras, keras.Model(ids, ones(both))))
-    for layer, dense in zip(ours, theirs, strict=True):
-        check_rows(layer, dense)
-    np.testing.assert_array_equal(np.sort(ours[1].params.export()[0]), np.unique(X[:, :2]))
 
 
 def test_one_variable_under_two_shadows_has_the_gradients_of_both(keras):
@@ -243,31 +175,6 @@ def test_a_restrict_policy_is_told_of_the_keys_of_each_step(keras):
     assert dict(zip(keys.numpy().tolist(), counts.numpy()[:, 0].tolist(), strict=True)) == oracle
     layer.params.restrict(5)
     assert int(layer.params.restrict_policy.status.size()) == 5
-
-
-def test_a_step_of_the_program_trains_tables_among_the_trainable_variables(keras):
-    class Model(keras.Model):
-        def train_step(self, data):
-            ids, targets = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(ids, training=True) - targets) ** 2)
-            variables = self.trainable_variables
-            gradients = tape.gradient(loss, variables)
-            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
-            return {"loss": loss}
-
-    def own(keras, embedding):
-        inner = functional(keras, embedding)
-        return Model(inner.inputs, inner.outputs)
-
-    (ours, layer), (theirs, dense) = with_table(keras, own), with_dense(keras, own)
-    np.testing.assert_allclose(fit(compiled(keras, ours)), fit(compiled(keras, theirs)), rtol=1e-4)
-    check_rows(layer, dense)
-    model, _ = with_table(keras, own)
-    with pytest.raises((NotImplementedError, ValueError, TypeError)):
-        # It would not know what to do with a table.
-        model.compile(keras.optimizers.Adam(), "mse")
-        fit(model)
 
 
 def test_an_optimizer_that_does_not_train_tables_is_refused(keras):
@@ -317,26 +224,3 @@ def test_a_variable_that_no_layer_holds_is_refused_in_a_lookup(keras):
     model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1)), "mse")
     with pytest.raises(NotImplementedError, match="here:0' untrained"):
         fit(model)
-
-
-@pytest.mark.full_only("tests/keras/test_fit.py is the smoke")
-def test_a_frozen_layer_stays_as_it_is(keras):
-    model, layer = with_table(keras)
-    layer.trainable = False
-    kernel = model.layers[-1].get_weights()[0]
-    fit(compiled(keras, model))
-    np.testing.assert_array_equal(layer.params.lookup(np.arange(NUM_KEYS)), ROWS)
-    assert np.abs(model.layers[-1].get_weights()[0] - kernel).min() > 0
-    layer.trainable = True
-    fit(compiled(keras, model))
-    assert np.abs(layer.params.lookup(SEEN) - ROWS[SEEN]).min() > 0
-
-
-def test_fit_takes_a_dataset_metrics_and_validation(keras):
-    model, layer = with_table(keras)
-    data = batched((X, Y), 8)
-    compiled(keras, model, metrics=["mae"])
-    history = model.fit(data, validation_data=data, epochs=3, verbose=0).history
-    assert history["val_loss"][-1] < history["val_loss"][0]
-    model.summary(print_fn=lambda *_, **__: None)
-    assert layer.count_params() == 0

@@ -27,35 +27,32 @@ def filled(layer):
     return layer
 
 
-SHAPES = [(0,), (1,), (33,), (2, 0), (4, 7), (2, 3, 5)]
+RAGGED = [[5, 77], [], [9, 9, 0]]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_embedding_gives_the_row_of_each_id(layers, shape):
+def test_embedding_gives_the_row_of_each_id(layers):
     layer = filled(layers.Embedding(DIM, initializer=0.25))
-    ids = np.random.default_rng(1).choice([*KEYS, 77], shape)
-    rows = layer(tf.constant(ids))
-    np.testing.assert_array_equal(rows, expected(ids))
-    assert rows.shape == layer.compute_output_shape(shape) == (*shape, DIM)
-    assert int(layer.params.size()) == len(KEYS)
-
-
-def test_embedding_of_ragged_ids_is_ragged(layers):
-    layer = filled(layers.Embedding(DIM, initializer=0.25))
-    ids = tf.ragged.constant([[5, 77], [], [9, 9, 0]], dtype=tf.int64)
-    rows = layer(ids)
+    for shape in ((0,), (33,), (2, 0), (2, 3, 5)):
+        ids = np.random.default_rng(1).choice([*KEYS, 77], shape)
+        rows = layer(tf.constant(ids))
+        np.testing.assert_array_equal(rows, expected(ids))
+        assert rows.shape == layer.compute_output_shape(shape) == (*shape, DIM)
+    rows = layer(tf.ragged.constant(RAGGED, dtype=tf.int64))
     assert rows.row_lengths().numpy().tolist() == [2, 0, 3]
     np.testing.assert_array_equal(rows.flat_values, expected([5, 77, 9, 9, 0]))
+    assert int(layer.params.size()) == len(KEYS)
+    with pytest.raises((TypeError, ValueError), match="must be int64.*Received.*int32"):
+        layer(tf.constant([1], tf.int32))
 
 
-@pytest.mark.parametrize("key_dtype", ["int32", "string"])
-def test_keys_may_be_of_each_dtype(layers, key_dtype):
-    layer = layers.Embedding(2, key_dtype=key_dtype, value_dtype="float16", initializer=0.5)
-    keys = tf.constant(["a", "b"]) if key_dtype == "string" else tf.constant([1, 2])
-    layer.params.upsert(keys, tf.constant([[1, 2], [3, 4]], tf.float16))
-    rows = layer(tf.stack([keys, keys[::-1]]))
-    assert rows.dtype == tf.float16
-    np.testing.assert_array_equal(rows, [[[1, 2], [3, 4]], [[3, 4], [1, 2]]])
+def test_keys_may_be_of_each_dtype(layers):
+    for keys in (tf.constant(["a", "b"]), tf.constant([1, 2])):
+        name = keys.dtype.name
+        layer = layers.Embedding(2, key_dtype=name, value_dtype="float16", name=name)
+        layer.params.upsert(keys, tf.constant([[1, 2], [3, 4]], tf.float16))
+        rows = layer(tf.stack([keys, keys[::-1]]))
+        assert rows.dtype == tf.float16
+        np.testing.assert_array_equal(rows, [[[1, 2], [3, 4]], [[3, 4], [1, 2]]])
 
 
 def test_names_and_defaults_are_those_of_the_documents(keras, layers):
@@ -72,6 +69,7 @@ def test_names_and_defaults_are_those_of_the_documents(keras, layers):
     assert [v is layer.shadow for v in layer.trainable_weights] == [True]
     rows = layer(tf.range(1000, dtype=tf.int64)).numpy()  # RandomNormal
     assert 0.045 < rows.std() < 0.055 and abs(rows.mean()) < 0.005
+    assert layer.count_params() == 0
 
 
 def test_the_layers_of_the_module_are_those_of_tf_keras():
@@ -99,11 +97,6 @@ def test_an_initializer_may_be_a_name_of_keras(layers):
     np.testing.assert_array_equal(layer(tf.constant([4, 7], tf.int64)), np.ones([2, DIM]))
 
 
-def test_ids_of_another_dtype_are_refused(layers):
-    with pytest.raises((TypeError, ValueError), match="must be int64.*Received.*int32"):
-        layers.Embedding(2)(tf.constant([1], tf.int32))
-
-
 @pytest.mark.parametrize("is_built", [False, True], ids=["called", "built"])
 def test_a_sequential_without_an_input_looks_up_integer_ids(keras, layers, is_built):
     model = keras.Sequential([filled(layers.Embedding(DIM)), keras.layers.Flatten()])
@@ -120,30 +113,20 @@ def test_rows_are_clipped_to_max_norm(layers):
     np.testing.assert_array_equal(layer.params.lookup(KEYS), ROWS)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean", "max", "min", "prod"])
-@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 5)], ids=str)
-def test_squashed_embedding_reduces_all_but_the_first_and_the_last_axis(layers, shape, combiner):
-    layer = filled(layers.SquashedEmbedding(DIM, combiner=combiner, initializer=0.25))
-    ids = np.random.default_rng(2).choice([*KEYS, 77], shape)
-    result = layer(tf.constant(ids))
-    axes = tuple(range(1, len(shape)))
-    oracle = getattr(np, combiner)(expected(ids).astype(np.float64), axis=axes)
-    np.testing.assert_allclose(result, oracle, rtol=1e-4, atol=1e-6)
-    assert result.shape == layer.compute_output_shape(shape) == (shape[0], DIM)
-
-
-def test_squashed_embedding_gives_one_row_for_ids_of_one_axis(layers):
-    layer = filled(layers.SquashedEmbedding(DIM, initializer=0.25))
-    result = layer(tf.constant(KEYS))
-    np.testing.assert_allclose(result, ROWS.sum(0), rtol=1e-5)
-    assert result.shape == layer.compute_output_shape((5,)) == (DIM,)
-
-
-def test_squashed_embedding_reduces_ragged_ids(layers):
-    layer = filled(layers.SquashedEmbedding(DIM, initializer=0.25))
-    ids = [[5, 77], [], [9, 9, 0]]
-    result = layer(tf.ragged.constant(ids, dtype=tf.int64))
-    oracle = [expected(row).sum(0) if row else np.zeros(DIM) for row in ids]
+def test_squashed_embedding_reduces_all_but_the_first_and_the_last_axis(layers):
+    for combiner in ("sum", "mean", "max", "min", "prod"):
+        layer = layers.SquashedEmbedding(DIM, combiner=combiner, initializer=0.25, name=combiner)
+        filled(layer)
+        for shape in ((5,), (3, 4), (2, 3, 5)):
+            ids = np.random.default_rng(2).choice([*KEYS, 77], shape)
+            result = layer(tf.constant(ids))
+            axes = tuple(range(1, len(shape))) or 0  # one row for ids of one axis
+            oracle = getattr(np, combiner)(expected(ids).astype(np.float64), axis=axes)
+            np.testing.assert_allclose(result, oracle, rtol=1e-4, atol=1e-6)
+            assert result.shape == layer.compute_output_shape(shape) == oracle.shape
+    layer = layers.SquashedEmbedding(DIM, initializer=0.25, name="sum")
+    oracle = [expected(row).sum(0) if row else np.zeros(DIM) for row in RAGGED]
+    result = layer(tf.ragged.constant(RAGGED, dtype=tf.int64))
     np.testing.assert_allclose(result, oracle, rtol=1e-5)
 
 
@@ -163,23 +146,17 @@ def combined_by_field(ids, combiner):
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("is_ragged", [False, True], ids=["dense", "ragged"])
-def test_field_wise_embedding_combines_by_field(layers, combiner, is_ragged):
+def test_field_wise_embedding_combines_by_field(layers, combiner):
     layer = layers.FieldWiseEmbedding(DIM, 4, fields, combiner=combiner, initializer=0.25)
     filled(layer)
     assert layer.name == "SlotDynamicEmbeddingLayer"
-    ids = [[5, 9, 77, 0], [], [0]] if is_ragged else [[5, 9, 77, 0], [0, 0, 1, 2], [3, 3, 3, 3]]
-    result = layer(
-        tf.ragged.constant(ids, dtype=tf.int64) if is_ragged else tf.constant(ids, tf.int64)
-    )
-    np.testing.assert_allclose(result, combined_by_field(ids, combiner), rtol=1e-5)
+    dense, ragged = [[5, 9, 77, 0], [0, 0, 1, 2], [3, 3, 3, 3]], [[5, 9, 77, 0], [], [0]]
+    for ids, given in ((dense, tf.constant(dense, tf.int64)), (ragged, None)):
+        given = tf.ragged.constant(ragged, dtype=tf.int64) if given is None else given
+        np.testing.assert_allclose(layer(given), combined_by_field(ids, combiner), rtol=1e-5)
+    result = layer(tf.constant(dense[0], tf.int64))  # of one axis
+    np.testing.assert_allclose(result, combined_by_field(dense[:1], combiner)[0], rtol=1e-5)
     assert layer.compute_output_shape((None, 4)).as_list() == [None, 4, DIM]
-
-
-def test_field_wise_embedding_of_ids_of_one_axis(layers):
-    layer = filled(layers.FieldWiseEmbedding(DIM, 4, fields, initializer=0.25))
-    result = layer(tf.constant([5, 9, 77], tf.int64))
-    np.testing.assert_allclose(result, combined_by_field([[5, 9, 77]], "sum")[0], rtol=1e-5)
 
 
 def test_field_wise_embedding_refuses_what_has_no_fields(layers):
@@ -204,15 +181,19 @@ def test_a_layer_is_made_again_of_its_config(layers):
         max_norm=2.0,
         init_capacity=64,
         checkpoint=False,
+        initializer="glorot_uniform",
+        row_shape=(1024, 3),
     )
     again = type(layer).from_config(layer.get_config())
     assert again.params is not layer.params
     ids = tf.range(20, dtype=tf.int64)
+    assert np.abs(tf.cast(layer.params.lookup(ids), tf.float32)).max() < 0.08  # by the shape
     np.testing.assert_array_equal(again.params.lookup(ids), layer.params.lookup(ids))
     assert isinstance(again.params.restrict_policy, de.FrequencyRestrictPolicy)
     assert again.get_config().keys() == layer.get_config().keys()
     assert (again.name, again.max_norm, again.combiner) == ("mine", 2.0, "mean")
-    assert (again.params.init_size, again.params.checkpoint) == (64, False)
+    params = again.params
+    assert (params.init_size, params.checkpoint, params.row_shape) == (64, False, (1024, 3))
 
 
 def test_layers_of_one_name_share_a_table_until_the_session_ends(keras, layers):
@@ -227,19 +208,6 @@ def test_layers_of_one_name_share_a_table_until_the_session_ends(keras, layers):
     other = layers.Embedding(DIM + 1, name="user")
     assert int(other.params.size()) == 0
     np.testing.assert_array_equal(first(tf.constant(KEYS)), ROWS)
-
-
-def test_both_layers_of_one_name_train_their_table(keras, layers):
-    """Each row moves by the sum of the gradients of both, once."""
-    made = [layers.Embedding(DIM, initializer=0.25, name="both") for _ in range(2)]
-    shadows = [layer.shadow for layer in made]
-    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5))
-    with tf.GradientTape() as tape:
-        ids = [tf.constant([3, 4 + number], tf.int64) for number in range(2)]
-        loss = sum(tf.reduce_sum(layer(its)) for layer, its in zip(made, ids, strict=True))
-    optimizer.apply_gradients(zip(tape.gradient(loss, shadows), shadows, strict=True))
-    rows = made[0].params.lookup(tf.constant([3, 4, 5], tf.int64))
-    np.testing.assert_allclose(rows, np.tile([[-0.75], [-0.25], [-0.25]], DIM))
 
 
 def test_layers_without_a_name_share_a_table_with_a_warning(keras, layers):
@@ -284,15 +252,6 @@ def test_the_config_has_devices_and_creator_only_where_the_distribution_is_kept(
     assert again.params.devices == ["/CPU:0", "/CPU:0"]
     assert isinstance(again.params.rows, de.HkvHashTable)
     assert vars(again.params.kv_creator.config) == vars(creator.config)
-
-
-def test_a_layer_takes_the_shape_that_its_initializer_counts_with(layers, recwarn):
-    layer = layers.Embedding(12, initializer="glorot_uniform", row_shape=(1024, 12))
-    again = type(layer).from_config(layer.get_config())
-    for each in (layer, again):
-        rows = each(tf.range(5000, dtype=tf.int64)).numpy()
-        assert 0.99 < rows.max() / np.sqrt(6 / 1036) <= 1
-    assert not [each for each in recwarn if "row_shape" in str(each.message)]
 
 
 def test_a_frozen_layer_has_no_gradient(layers):

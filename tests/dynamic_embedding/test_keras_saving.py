@@ -17,6 +17,7 @@ from tests.support.own_process import run_program
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 30, (40, 3))
 Y = RNG.normal(size=(40, 1)).astype(np.float32)
+IN_FILES = de.CuckooHashTableCreator(saver=de.FileSystemSaver())
 
 
 def embedding(keras, **arguments):
@@ -48,9 +49,6 @@ def subclassed(keras, **arguments):
     model = Model()
     model(tf.constant(X[:1]))
     return model, layer
-
-
-MODELS = {"functional": functional, "subclassed": subclassed}
 
 
 def optimizer_of(keras, model):
@@ -88,26 +86,53 @@ def check_goes_on(model, again, layer, layer_again):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-def test_a_checkpoint_has_rows_and_states_once(keras, build, tmp_path):
+SAVES = ["de_save_model", "de_hvd_save_model"]
+FORMATS = ["m.keras", "m.weights.h5", "m.ckpt"]
+WAYS = [
+    "save",
+    "save_weights",
+    "checkpoint",
+    *(f"{save} {name}" for save in SAVES for name in FORMATS),
+]
+
+
+def brought_back(keras, build, model, way, folder):
+    """Saves a model in some way; returns another that was loaded from that, and its layer."""
+    save, _, name = way.partition(" ")
+    if save in SAVES:
+        getattr(de.keras.models, save)(model, folder / "there" / name)
+    elif way == "checkpoint":
+        path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(folder / "c"))
+        names = [name for name, _ in tf.train.list_variables(path)]
+        assert len([name for name in names if name.split("/")[-1] in ("values", "states")]) == 2
+    else:
+        getattr(model, save)(str(folder / ("m.keras" if save == "save" else "m.weights.h5")))
+    if "keras" in name:
+        again = de.keras.models.load_model(folder / "there" / name, package=keras)
+    elif way == "save":
+        again = keras.models.load_model(str(folder / "m.keras"))
+    else:
+        again, layer = build(keras)
+        compiled(keras, again)
+        if save in SAVES:
+            de.keras.models.load_weights(again, folder / "there" / name)
+        elif way == "save_weights":
+            again.load_weights(str(folder / "m.weights.h5"))
+        else:
+            checkpoint = tf.train.Checkpoint(model=again, optimizer=again.optimizer)
+            checkpoint.read(path).assert_existing_objects_matched()
+        return again, layer
+    return again, again.layers[1]
+
+
+@pytest.mark.parametrize("build", [functional, subclassed])
+def test_whatever_saves_a_model_has_rows_and_states(keras, build, tmp_path):
     model, layer = trained(keras, build)
-    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "c"))
-    names = [name for name, _ in tf.train.list_variables(path)]
-    rows = [name for name in names if name.split("/")[-1] in ("values", "states")]
-    assert len(rows) == 2, names
-    again, layer_again = build(keras)
-    compiled(keras, again)
-    checkpoint = tf.train.Checkpoint(model=again, optimizer=again.optimizer)
-    checkpoint.read(path).assert_existing_objects_matched()
-    check_goes_on(model, again, layer, layer_again)
-
-
-def test_load_model_gives_a_model_that_trains_on(keras, tmp_path):
-    model, layer = trained(keras)
-    model.save(str(tmp_path / "m.keras"))
-    again = keras.models.load_model(str(tmp_path / "m.keras"))
-    assert again.layers[1].params is not layer.params
-    check_goes_on(model, again, layer, again.layers[1])
+    for way in WAYS:
+        if build is functional or not way.endswith(("save", ".keras")):
+            again, layer_again = brought_back(keras, build, model, way, tmp_path)
+            assert layer_again.params is not layer.params
+            check_goes_on(model, again, layer, layer_again)
 
 
 def test_load_model_leaves_the_table_of_a_living_model_alone(keras, tmp_path):
@@ -121,35 +146,6 @@ def test_load_model_leaves_the_table_of_a_living_model_alone(keras, tmp_path):
     tables = [model.layers[1].params for model in models]
     for table, value in zip([*tables, layer.params], (0, 1, 7), strict=True):
         np.testing.assert_array_equal(rows_of(SimpleNamespace(params=table))[1], value)
-
-
-@pytest.mark.full_only("test_load_model_gives_a_model_that_trains_on is the smoke")
-def test_load_model_gives_a_model_of_a_class_that_trains_on(keras, tmp_path):
-    made = de.keras.layers_for(keras)
-
-    @keras.saving.register_keras_serializable("test_keras_saving")
-    class Pooled(keras.Model):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-            self.embedding, self.fields = made.Embedding(2, name="table"), made.Embedding(2)
-            self.head = keras.layers.Dense(1)
-
-        def call(self, features):
-            parts = [self.embedding(features["a"]), self.fields(features["b"])]
-            return self.head(tf.concat([tf.reduce_mean(rows, 1) for rows in parts], 1))
-
-    x = {"a": X, "b": X[:, :2]}
-    model = Pooled()
-    model({name: tf.constant(ids[:1]) for name, ids in x.items()})
-    fit(compiled(keras, model), x)
-    de.keras.models.save_model(model, tmp_path / "m")
-    model.save(str(tmp_path / "m.keras"))
-    for path in ("m", "m.keras"):
-        again = de.keras.models.load_model(tmp_path / path, package=keras)
-        np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
-        for ours, theirs in zip(rows_of(again.embedding), rows_of(model.embedding), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_allclose(fit(again, x), fit(model, x), rtol=1e-5)
 
 
 def test_layers_that_a_class_makes_share_a_table_in_what_is_loaded(keras, tmp_path):
@@ -230,23 +226,12 @@ def test_a_frozen_layer_can_be_trained_after_loading(keras, is_made_so, tmp_path
     assert np.abs(loaded.params.lookup(np.unique(X)) - 1).min() > 0
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-def test_save_weights_has_tables_and_states(keras, build, tmp_path):
-    model, layer = trained(keras, build)
-    path = str(tmp_path / "m.weights.h5")
-    model.save_weights(path)
-    again, layer_again = build(keras)
-    compiled(keras, again)
-    again.load_weights(path)
-    check_goes_on(model, again, layer, layer_again)
-
-
 KINDS = {
     "int32 keys, bfloat16": {"key_dtype": "int32", "value_dtype": "bfloat16"},
-    "float16": {"value_dtype": "float16"},
     "float64": {"value_dtype": "float64"},
     "HKV": {"kv_creator": de.HkvHashTableCreator(), "keep_distribution": True},
     "policy": {"restrict_policy": de.FrequencyRestrictPolicy},
+    "texts": {"key_dtype": "string"},
 }
 
 
@@ -254,7 +239,8 @@ KINDS = {
 def test_tables_of_each_kind_are_kept(keras, kind, tmp_path):
     arguments = KINDS[kind]
     model, layer = functional(keras, **arguments)
-    x = X.astype(arguments.get("key_dtype", "int64"))
+    x = X.astype(arguments.get("key_dtype", "int64").replace("string", "U"))
+    x = tf.constant(np.char.add("z\x00ü", x)) if kind == "texts" else x
     fit(compiled(keras, model), x)
     model.save(str(tmp_path / "m.keras"))
     again = keras.models.load_model(str(tmp_path / "m.keras"))
@@ -267,27 +253,6 @@ def test_tables_of_each_kind_are_kept(keras, kind, tmp_path):
         status = [params.restrict_policy.status.export() for params in (found.params, layer.params)]
         np.testing.assert_array_equal(status[0][1], status[1][1])
     np.testing.assert_allclose(fit(again, x), fit(model, x), rtol=1e-4)
-
-
-def test_texts_are_kept_as_keys(keras, tmp_path):
-    words = np.array([["a", "bc", ""], ["zürich", "a", "\x00x"]])
-    layer = embedding(keras, key_dtype="string")
-    ids = keras.Input([3], dtype="string")
-    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
-    compiled(keras, model).fit(tf.constant(words), Y[:2], verbose=0)
-    model.save(str(tmp_path / "m.keras"))
-    again = keras.models.load_model(str(tmp_path / "m.keras")).layers[1]
-    keys = again.params.export()[0].numpy().tolist()
-    assert sorted(keys) == sorted({word.encode() for word in words.reshape(-1).tolist()})
-    np.testing.assert_array_equal(again(tf.constant(words)), layer(tf.constant(words)))
-
-
-def test_a_table_without_keys_is_saved_too(keras, tmp_path):
-    model, _ = functional(keras)
-    model.save(str(tmp_path / "m.keras"))
-    again = keras.models.load_model(str(tmp_path / "m.keras"))
-    assert int(again.layers[1].params.size()) == 0
-    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
 
 
 def test_functions_of_the_program_are_loaded_by_their_names(keras, tmp_path):
@@ -308,67 +273,42 @@ IN_ANOTHER_PROCESS = """
 import sys
 import numpy as np
 import {package} as keras
-import sok_lite.dynamic_embedding.keras
-model = keras.models.load_model(sys.argv[1])
-np.save(sys.argv[2], model.predict(np.load(sys.argv[3]), verbose=0))
-model.fit(np.load(sys.argv[3]), np.load(sys.argv[4]), verbose=0)
-"""
-
-
-@pytest.mark.full_only("a process for each program with Keras; the next is the smoke")
-def test_another_process_loads_a_model(keras, tmp_path):
-    model, _ = trained(keras)
-    files = [str(tmp_path / name) for name in ("m.keras", "out.npy", "x.npy", "y.npy")]
-    model.save(files[0])
-    np.save(files[2], X)
-    np.save(files[3], Y)
-    code = IN_ANOTHER_PROCESS.format(package=keras.__name__)
-    run_program(code, *files)
-    np.testing.assert_allclose(np.load(files[1]), model.predict(X, verbose=0), rtol=1e-5)
-
-
-FIRST_LOAD = """
-import sys
-
-import {package} as keras
-
 from sok_lite import dynamic_embedding as de
 
 de.keras.layers_for(keras)
+model, x, y, outputs = sys.argv[1:]
 try:
-    keras.models.load_model(sys.argv[1])
+    keras.models.load_model(model)  # the first thing that the process loads
 except NotImplementedError as error:
     assert "de.keras.models.load_model" in str(error)
 else:
     raise AssertionError("nothing was raised")
-"""
-LOAD_BY_DE = """
-import sys
-
-import {package} as keras
-
-from sok_lite import dynamic_embedding as de
-
-de.keras.layers_for(keras)
-model = de.keras.models.load_model(sys.argv[1], package=keras)
+model = de.keras.models.load_model(model, package=keras)
 one, other = (model.get_layer(name).get_layer("table").params for name in ("one", "other"))
 assert one is other
+np.save(outputs, model.predict(np.load(x), verbose=0))
+model.fit(np.load(x), np.load(y), verbose=0)
 """
 
 
 @pytest.mark.full_only("starts a process")
-@pytest.mark.parametrize("program", [FIRST_LOAD, LOAD_BY_DE], ids=["Keras'", "ours"])
-def test_the_first_thing_that_a_process_loads_shares_tables_or_says_so(keras, program, tmp_path):
+def test_another_process_shares_tables_or_says_that_it_cannot(keras, tmp_path):
     def tower(name):
         ids = keras.Input([3], dtype="int64")
         layer = de.keras.layers_for(keras).Embedding(2, name="table")
         return keras.Model(ids, keras.layers.Flatten()(layer(ids)), name=name)
 
-    towers = [tower("one"), tower("other")]
-    ids = keras.Input([3], dtype="int64")
-    keras.Model(ids, [each(ids) for each in towers]).save(tmp_path / "m.keras")
-    code = program.format(package=keras.__name__)
-    run_program(code, tmp_path / "m.keras")
+    tf.compat.v1.reset_default_graph()
+    ids, towers = keras.Input([3], dtype="int64"), [tower("one"), tower("other")]
+    rows = keras.layers.Concatenate()([each(ids) for each in towers])
+    model = compiled(keras, keras.Model(ids, keras.layers.Dense(1)(rows)))
+    fit(model)
+    files = [str(tmp_path / name) for name in ("m.keras", "x.npy", "y.npy", "out.npy")]
+    model.save(files[0])
+    np.save(files[1], X)
+    np.save(files[2], Y)
+    run_program(IN_ANOTHER_PROCESS.format(package=keras.__name__), *files)
+    np.testing.assert_allclose(np.load(files[3]), model.predict(X, verbose=0), rtol=1e-5)
 
 
 def test_what_was_saved_of_another_table_is_refused(keras, tmp_path):
@@ -384,14 +324,6 @@ def test_what_was_saved_of_another_table_is_refused(keras, tmp_path):
         with pytest.raises(ValueError, match=error):
             other.load_weights(path)
         assert int(layer.params.size()) == 0
-
-
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-def test_a_format_that_cannot_hold_a_table_is_refused(keras, build, tmp_path):
-    model, _ = trained(keras, build)
-    with pytest.raises(NotImplementedError, match=r"de\.keras\.models\.save_model\(model, path\)"):
-        model.save(str(tmp_path / "m.h5"))
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_model_may_hold_the_variable_beside_its_layer(keras, tmp_path):
@@ -486,82 +418,48 @@ def test_a_model_that_was_saved_with_an_optimizer_in_another_is_loaded(keras, tm
 # ---- de.keras.models and de.keras.callbacks ------------------------------------------------------
 
 
-FORMATS = ["m.keras", "m.weights.h5", "m.ckpt"]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
-def test_save_model_writes_each_format(keras, save, name, tmp_path):
+def test_load_weights_gives_an_optimizer_without_states_those_that_were_saved(keras, tmp_path):
     model, layer = trained(keras)
-    path = tmp_path / "there" / name
-    getattr(de.keras.models, save)(model, path)
-    if name.endswith(".keras"):
-        again = de.keras.models.load_model(path, package=keras)
-    else:
+    for name in FORMATS[1:]:
+        de.keras.models.save_model(model, tmp_path / name)
         again, _ = functional(keras)
-        compiled(keras, again)
-        de.keras.models.load_weights(again, path)
-    check_goes_on(model, again, layer, again.layers[1])
+        again.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
+        de.keras.models.load_weights(again, tmp_path / name)
+        assert int(again.optimizer.iterations) == int(model.optimizer.iterations) > 0
+        check_goes_on(model, again, layer, again.layers[1])
 
 
-@pytest.mark.parametrize("name", FORMATS[1:])
-def test_load_weights_gives_an_optimizer_without_states_those_that_were_saved(
-    keras, name, tmp_path
-):
-    model, layer = trained(keras)
-    de.keras.models.save_model(model, tmp_path / name)
-    again, _ = functional(keras)
-    again.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
-    de.keras.models.load_weights(again, tmp_path / name)
-    assert int(again.optimizer.iterations) == int(model.optimizer.iterations) > 0
-    check_goes_on(model, again, layer, again.layers[1])
-
-
-@pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
-def test_a_checkpoint_without_the_rows_in_other_files_is_refused(keras, save, tmp_path):
-    creator = de.CuckooHashTableCreator(saver=de.FileSystemSaver())
-    model, _ = trained(keras, kv_creator=creator)
-    with pytest.raises(NotImplementedError, match="'table-parameter'.*de.train.Checkpoint"):
-        getattr(de.keras.models, save)(model, tmp_path / "m.ckpt")
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
-def test_save_model_leaves_the_optimizer_out(keras, save, name, tmp_path):
+@pytest.mark.parametrize("save", SAVES)
+def test_save_model_leaves_the_optimizer_out(keras, save, tmp_path):
     model, layer = trained(keras)
     optimizer = model.optimizer
-    getattr(de.keras.models, save)(model, tmp_path / name, include_optimizer=False)
-    assert model.optimizer is optimizer
-    if name.endswith(".keras"):
-        again = keras.models.load_model(tmp_path / name)
-        assert getattr(again, "optimizer", None) is None
-    else:
-        again, _ = functional(keras)
-        compiled(keras, again)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            de.keras.models.load_weights(again, tmp_path / name)
-        assert int(again.optimizer.iterations) == 0
-    np.testing.assert_array_equal(rows_of(again.layers[1])[1], rows_of(layer)[1])
+    for name in FORMATS:
+        getattr(de.keras.models, save)(model, tmp_path / name, include_optimizer=False)
+        assert model.optimizer is optimizer
+        if name.endswith(".keras"):
+            again = keras.models.load_model(tmp_path / name)
+            assert getattr(again, "optimizer", None) is None
+        else:
+            again, _ = functional(keras)
+            compiled(keras, again)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                de.keras.models.load_weights(again, tmp_path / name)
+            assert int(again.optimizer.iterations) == 0
+        np.testing.assert_array_equal(rows_of(again.layers[1])[1], rows_of(layer)[1])
     fit(model)
+    getattr(de.keras.models, save)(model, tmp_path / "whole.keras")
+    assert int(keras.models.load_model(tmp_path / "whole.keras").optimizer.iterations) == 10
 
 
-def test_save_model_replaces_only_what_it_may(keras, tmp_path):
+@pytest.mark.parametrize("save", SAVES)
+def test_save_model_replaces_only_what_it_may(keras, save, tmp_path):
     model, _ = trained(keras)
     path = tmp_path / "m.keras"
     path.write_text("a file of worth")
-    for save in (de.keras.models.save_model, de.keras.models.de_hvd_save_model):
-        with pytest.raises(FileExistsError, match="overwrite=False"):
-            save(model, path, overwrite=False)
-        assert path.read_text() == "a file of worth"
-    de.keras.models.save_model(model, path)
-    assert path.read_bytes()[:2] == b"PK"
-
-
-@pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
-def test_save_model_removes_nothing_of_others(keras, save, tmp_path):
-    model, _ = trained(keras)
+    with pytest.raises(FileExistsError, match="overwrite=False"):
+        getattr(de.keras.models, save)(model, path, overwrite=False)
+    assert path.read_text() == "a file of worth"
     (tmp_path / "m.part").mkdir()
     names = ["m.part/notes.txt", "m.rank1of2.npz", "m.keras.rank1of2.npz", "m.keras.part"]
     for name in names:
@@ -573,10 +471,10 @@ def test_save_model_removes_nothing_of_others(keras, save, tmp_path):
     assert len(os.listdir(tmp_path)) == 6
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_save_model_leaves_the_old_one_where_it_fails(keras, name, tmp_path, monkeypatch):
+def test_save_model_leaves_the_old_one_where_it_fails(keras, tmp_path, monkeypatch):
     model, layer = trained(keras)
-    de.keras.models.save_model(model, tmp_path / name)
+    for name in FORMATS:
+        de.keras.models.save_model(model, tmp_path / name)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     write = models._write
 
@@ -586,8 +484,9 @@ def test_save_model_leaves_the_old_one_where_it_fails(keras, name, tmp_path, mon
 
     monkeypatch.setattr(models, "_write", failing)
     layer.params.upsert(tf.constant([77], layer.params.key_dtype), tf.ones([1, 2]))
-    with pytest.raises(OSError, match="full"):
-        de.keras.models.save_model(model, tmp_path / name)
+    for name in FORMATS:
+        with pytest.raises(OSError, match="full"):
+            de.keras.models.save_model(model, tmp_path / name)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
 
 
@@ -610,6 +509,12 @@ def test_save_model_refuses_what_it_cannot_do(keras, tmp_path):
     model, _ = trained(keras)
     with pytest.raises(NotImplementedError, match="older format.*ends in .keras"):
         de.keras.models.save_model(model, tmp_path / "m.h5")
+    with pytest.raises(NotImplementedError, match=r"de\.keras\.models\.save_model\(model, path\)"):
+        model.save(str(tmp_path / "m.h5"))
+    in_files, _ = functional(keras, kv_creator=IN_FILES)
+    for save in SAVES:
+        with pytest.raises(NotImplementedError, match="'table-parameter'.*de.train.Checkpoint"):
+            getattr(de.keras.models, save)(in_files, tmp_path / "m.ckpt")
     with pytest.raises(ValueError, match="`signatures` are of TensorFlow's SavedModel"):
         de.keras.models.save_model(model, tmp_path / "m.keras", signatures={})
     with pytest.raises(ValueError, match="`options`"):
@@ -633,7 +538,6 @@ def test_files_of_another_number_of_ranks_are_refused(keras, tmp_path):
         assert os.listdir(tmp_path) == ["m.keras"]
 
 
-@pytest.mark.full_only("tests/keras/test_callbacks.py is the smoke")
 @pytest.mark.parametrize("weights_only", [False, True], ids=["model", "weights"])
 def test_checkpoints_of_fit_have_the_tables(keras, weights_only, tmp_path):
     end = "weights.h5" if weights_only else "keras"
@@ -672,9 +576,7 @@ def test_what_cannot_be_saved_is_refused_before_fit(keras, tmp_path):
             NotImplementedError, match=r"'held.* out.*de\.keras\.models\.save_model"
         ):
             model.fit(X.astype("f4"), Y, verbose=0, callbacks=[made(str(tmp_path / name))])
-    ours, layer = functional(
-        keras, kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver())
-    )
+    ours, layer = functional(keras, kv_creator=IN_FILES)
     compiled(keras, ours)
     with pytest.raises(NotImplementedError, match="'table-parameter'.*de.train.Checkpoint"):
         ours.fit(X, Y, verbose=0, callbacks=[made(str(tmp_path / "m.ckpt"))])
@@ -690,29 +592,7 @@ def test_the_callbacks_are_those_of_tf_keras():
     callbacks = de.keras.callbacks
     assert callbacks.ModelCheckpoint is callbacks.DEHvdModelCheckpoint
     assert issubclass(callbacks.ModelCheckpoint, tf.keras.callbacks.ModelCheckpoint)
-
-
-def test_broadcasting_is_nothing_where_there_is_one_rank(keras):
-    model, _ = trained(keras)
-    callback = de.keras.callbacks_for(keras).DEHvdBroadcastGlobalVariablesCallback(0)
-    model.fit(X, Y, verbose=0, callbacks=[callback])
-    assert callback.broadcast_done
-
-
-@pytest.mark.parametrize("kind", ["list", "dict"])
-def test_a_checkpoint_has_the_variables_in_lists_and_dicts_of_a_layer(tmp_path, kind):
-    """Keras 3 hides them there from TensorFlow."""
-    layers = pytest.importorskip("keras").layers
-
-    def layer_with(key):
-        table = de.Variable(dim=2, name="held")
-        table.upsert(tf.constant([key], tf.int64), tf.constant([[key, 0.5]]))
-        layer = layers.Layer()
-        layer.tables = [table] if kind == "list" else {"a": table}
-        return layer, table
-
-    path = tf.train.Checkpoint(layer=layer_with(5)[0]).save(str(tmp_path / "c"))
-    layer, table = layer_with(7)
-    tf.train.Checkpoint(layer=layer).restore(path)
-    keys, rows = table.export()
-    assert (keys.numpy().tolist(), rows.numpy().tolist()) == ([5], [[5.0, 0.5]])
+    model, _ = functional(tf.keras)
+    callback = callbacks.DEHvdBroadcastGlobalVariablesCallback(0)
+    compiled(tf.keras, model).fit(X, Y, verbose=0, callbacks=[callback])
+    assert callback.broadcast_done  # which is nothing where there is one rank

@@ -12,9 +12,11 @@ import sok_lite as sok
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from tests.dynamic_embedding.test_training import one_step, sgd
+from tests.dynamic_embedding.test_variable import VALUES
 from tests.support import redis_server
-from tests.support.dict_variable import DictVariable
+from tests.support.dict_variable import check_as_a_dict
 from tests.support.helpers import run_threads
+from tests.support.modes import Eager
 
 if redis_server.unavailable() is not None:
     pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)
@@ -23,31 +25,17 @@ tf1 = tf.compat.v1
 
 
 def test_a_variable_does_what_a_dict_does(here, creator):
-    rng = np.random.default_rng(0)
-    variable = de.Variable(dim=3, initializer=0.5, name="v", kv_creator=creator)
-    oracle = DictVariable(3, 0.5)
-    for _ in range(8):
-        keys = rng.integers(-9, 9, (2, 3))
-        old, new = rng.normal(size=(2, 2, 3, 3)).astype(np.float32)
-        exists = rng.integers(0, 2, (2, 3)).astype(bool)
-        here.run(variable.upsert, keys, new)
-        oracle.upsert(keys, new)
-        keys = rng.integers(-12, 12, (2, 3))
-        here.run(variable.accum, keys, old, new, exists)
-        oracle.accum(keys, old, new, exists)
-        gone = rng.integers(-12, 12, 2)
-        here.run(variable.remove, gone)
-        oracle.remove(gone)
-        asked = rng.integers(-14, 14, (4, 5))
-        rows, found = here.run(lambda ids: variable.lookup(ids, return_exists=True), asked)
-        np.testing.assert_allclose(rows, oracle.lookup(asked), rtol=1e-6, atol=1e-6)
-        np.testing.assert_array_equal(found, oracle.exists(asked))
-        assert here.run(variable.size) == len(oracle.rows)
-        keys, rows = here.run(variable.export)
-        assert keys.tolist() == sorted(oracle.rows)
-        np.testing.assert_allclose(rows, oracle.lookup(keys), rtol=1e-6, atol=1e-6)
-    here.run(variable.clear)
-    assert here.run(variable.size) == 0 and len(here.run(variable.export)[0]) == 0
+    variable = de.Variable(dim=3, initializer=-2, name="v", kv_creator=creator)
+    check_as_a_dict(here, variable, -2)
+    assert here.run(variable.size) == 0  # as it ends
+
+
+def test_rows_and_keys_of_any_dtype(creator):
+    for dtype in VALUES:
+        variable = de.Variable(
+            tf.int32, dtype, dim=2, name=dtype.name, kv_creator=creator, initializer=3
+        )
+        check_as_a_dict(Eager(), variable, 3, turns=3)
 
 
 def test_its_rows_go_to_files_and_come_back(here, creator, tmp_path):
@@ -68,18 +56,6 @@ def test_its_rows_go_to_files_and_come_back(here, creator, tmp_path):
         order = np.argsort(found)
         np.testing.assert_array_equal(np.asarray(found)[order], keys)
         np.testing.assert_array_equal(np.asarray(values)[order], rows)
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "float16", "bfloat16", "float64"])
-def test_rows_of_any_dtype_and_keys_of_int32(creator, dtype):
-    variable = de.Variable(tf.int32, dtype, dim=2, name="v", kv_creator=creator, initializer=3)
-    values = tf.cast([[1, 2], [-3, 4]], dtype)
-    variable.upsert(tf.constant([7, -7]), values)
-    exists = [True, False, True]
-    variable.accum(tf.constant([7, 5, 7]), *[tf.cast([[k] * 2] * 3, dtype) for k in (1, 3)], exists)
-    rows = tf.cast(variable.lookup(tf.constant([[7], [5], [0], [-7]])), tf.float64)
-    np.testing.assert_array_equal(rows[:, 0], [[5, 6], [3, 3], [3, 3], [-3, 4]])
-    assert variable.export()[0].dtype == tf.int32 and variable.lookup([]).shape == (0, 2)
 
 
 def test_a_missing_key_gives_what_it_gives_in_memory(creator):

@@ -1,10 +1,7 @@
 """Training of variables whose rows are in a real Redis, against variables in memory."""
 
-import subprocess
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -59,8 +56,7 @@ def some_steps(count=5, dim=3):
     ]
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "tf.function"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "traced"), [*zip(OPTIMIZERS, [True, False] * 3, strict=False)])
 def test_trains_as_in_memory(creator, name, traced):
     arguments = {"dim": 3, "name": "v", "initializer": keras.initializers.RandomNormal(seed=5)}
     there, here = de.Variable(kv_creator=creator, **arguments), de.Variable(**arguments)
@@ -94,16 +90,13 @@ def adam(here):
     return de.DynamicEmbeddingOptimizer(made)
 
 
-@pytest.mark.parametrize(
-    "lookup", [de.embedding_lookup, de.embedding_lookup_unique], ids=lambda f: f.__name__
-)
-def test_trains_in_each_mode(here, creator, lookup):
+def test_trains_in_each_mode(here, creator):
     weights = np.random.default_rng(2).normal(size=(2, 3, 2)).astype(np.float32)
     results = []
     for kv_creator in (creator, None):
         variable = de.Variable(dim=2, initializer=0.25, name="v", kv_creator=kv_creator)
         optimizer = adam(here)
-        step = one_step(here, variable, optimizer, [[5, 1, 5], [-2, 9, 5]], weights, lookup)
+        step = one_step(here, variable, optimizer, [[5, 1, 5], [-2, 9, 5]], weights)
         for _ in range(3):
             step()
         names = [slot.slot_name for slot in variable.get_slot_variables(optimizer)]
@@ -113,22 +106,22 @@ def test_trains_in_each_mode(here, creator, lookup):
     tf.nest.map_structure(np.testing.assert_array_equal, *results)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_sparse_lookups(creator, combiner):
+def test_sparse_lookups(creator):
     results = []
     for kv_creator in (creator, None):
         variable = de.Variable(dim=2, initializer=0.25, name="v", kv_creator=kv_creator)
         optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.3))
         ids = tf.sparse.from_dense(tf.constant([[3, 4, 3], [0, 0, 0], [9, 3, 0]], tf.int64))
-        for _ in range(2):
+        shadow = variable.get_trainable_by_name("t")
+        for combiner in ("sum", "mean", "sqrtn"):
             with tf.GradientTape() as tape:
                 rows = de.safe_embedding_lookup_sparse(variable, ids, combiner=combiner, name="t")
                 loss = tf.reduce_sum(rows * tf.constant([[1.0, -2], [3, 4], [0.5, 6]]))
-            shadow = variable.get_trainable_by_name("t")
             optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
-        results.append([rows, *variable.export()])
-    for got, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
+            results.append([rows, *variable.export()])
+    for ours, theirs in zip(results[:3], results[3:], strict=True):
+        for got, expected in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_with_variables_in_memory_and_dense_ones(creator, tables_on):
@@ -283,46 +276,6 @@ def test_steps_of_several_threads_all_count(creator):
     check_all_counted(creator.config, 45)
 
 
-WORKER = """
-import sys
-from sok_lite import dynamic_embedding as de
-from tests.dynamic_embedding.test_redis_training import of_one_key
-
-step, *kept = of_one_key(de.RedisTableConfig(sys.argv[1]))
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(30):
-    step()
-"""
-
-
-@pytest.mark.full_only("two processes with TensorFlow and a Redis")
-def test_steps_of_two_processes_all_count(creator):
-    path = creator.config.redis_config_abs_dir
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, path],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    try:
-        for worker in workers:
-            assert worker.stdout.readline() == "ready\n"
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
-    check_all_counted(creator.config, 60)
-
-
 # ---------------------------------------------------------------- what does not work
 
 
@@ -331,30 +284,30 @@ class Signs(keras.optimizers.SGD):
         self.assign_sub(variable, learning_rate * keras.ops.sign(gradient))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "why"),
-    [
-        (lambda: Signs(0.1), "no update rule for Signs"),
-        (lambda: keras.optimizers.SGD(0.1, clipnorm=1.0), "a norm is of the gradients of all"),
-        (
-            lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Adam()),
-            "a LossScaleOptimizer skips",
-        ),
-        (lambda: keras.optimizers.Adam(global_clipnorm=1.0), "a norm is of the gradients of all"),
-        (
-            lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
-            "gradients of several batches are added up in rows of this process",
-        ),
-    ],
-    ids=["own step", "clipnorm", "loss scale", "global_clipnorm", "several batches"],
-)
-def test_refused_before_anything_changes(creator, optimizer, why):
+NORM = "a norm is of the gradients of all"
+REFUSED = [
+    (lambda: Signs(0.1), "no update rule for Signs"),
+    (lambda: keras.optimizers.SGD(0.1, clipnorm=1.0), NORM),
+    (lambda: keras.optimizers.Adam(global_clipnorm=1.0), NORM),
+    (
+        lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Adam()),
+        "a LossScaleOptimizer skips",
+    ),
+    (
+        lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
+        "gradients of several batches are added up in rows of this process",
+    ),
+]
+
+
+def test_refused_before_anything_changes(creator):
     variable = de.Variable(dim=3, name="v", kv_creator=creator)
     dense = tf.Variable([1.0, -2.0])
-    made = de.DynamicEmbeddingOptimizer(optimizer())
-    with pytest.raises(NotImplementedError, match=f"'v'.* cannot take this step: .*{why}"):
-        train(variable, dense, made, some_steps())
-    assert int(variable.size()) == 0 and dense.numpy().tolist() == [1, -2]
+    for optimizer, why in REFUSED:
+        made = de.DynamicEmbeddingOptimizer(optimizer())
+        with pytest.raises(NotImplementedError, match=f"'v'.* cannot take this step: .*{why}"):
+            train(variable, dense, made, some_steps())
+        assert int(variable.size()) == 0 and dense.numpy().tolist() == [1, -2]
 
 
 def test_values_are_clipped(creator):

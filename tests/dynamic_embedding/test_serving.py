@@ -9,6 +9,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge.serving import files
+from tests.dynamic_embedding.test_variable import VALUES
 from tests.support.fresh_process import FreshProcess
 
 pytestmark = pytest.mark.usefixtures("initialised")
@@ -36,29 +37,37 @@ def filled(keys=KEYS, **arguments):
     return variable
 
 
-@pytest.mark.full_only("saves and serves in a process, 15 times")
-@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32, tf.string])
-@pytest.mark.parametrize("value_dtype", [tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.int8])
-def test_keys_and_values_of_every_dtype(fresh, key_dtype, value_dtype, tmp_path, monkeypatch):
+@pytest.mark.full_only("bridge/test_serving.py is the smoke: lookups of every kind")
+def test_keys_and_values_of_every_dtype(fresh, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", 1)  # TensorFlow puts rows together, of each dtype
-    given = {tf.int64: KEYS, tf.int32: np.array([2**31 - 1, -(2**31), 0], np.int32)}
-    keys = given.get(key_dtype, np.array([b"a", b"", b"\xff\0", b"long" * 99], object))
-    initial = 1 if value_dtype.is_integer else 0.5
-    variable = filled(keys, key_dtype=key_dtype, value_dtype=value_dtype, initializer=initial)
-    ids = np.append(keys, np.array([b"other"], object) if key_dtype == tf.string else 77)
+    int32 = np.array([2**31 - 1, -(2**31), 0], np.int32)
+    texts = np.array([b"a", b"", b"\xff\0", b"long" * 99], object)
+    keys_of = {tf.int64: KEYS, tf.int32: int32, tf.string: texts}
+    variables, inputs = {}, {}
+    for value_dtype, key_dtype in zip(VALUES, [*keys_of] * 3, strict=False):
+        name, keys = value_dtype.name, keys_of[key_dtype]
+        initial = 1 if value_dtype.is_integer else 0.5
+        options = {"key_dtype": key_dtype, "value_dtype": value_dtype, "initializer": initial}
+        variables[name] = filled(keys, name=name, **options)
+        other = np.array([b"other"], object) if key_dtype == tf.string else 77
+        inputs[name] = np.append(keys, other).astype(keys.dtype)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], key_dtype)])
     def look_up(ids):
-        rows, exists = variable.lookup(ids, return_exists=True)
-        return {"rows": rows, "exists": exists}
+        results = {}
+        for name, variable in variables.items():
+            rows, exists = variable.lookup(ids[name], return_exists=True)
+            results |= {f"{name}_rows": rows, f"{name}_exists": exists}
+        return results
 
-    expected = look_up(tf.constant(ids, key_dtype))
+    specs = {name: tf.TensorSpec([None], v.key_dtype, name) for name, v in variables.items()}
+    look_up = tf.function(look_up, input_signature=[specs])
+    expected = look_up({name: tf.constant(ids) for name, ids in inputs.items()})
     sok.export_serving(look_up, tmp_path / "m")
-    served = fresh.run(tmp_path / "m", {"ids": ids})
-    assert served["exists"].tolist() == [True] * len(keys) + [False]
-    rows = expected["rows"]
-    rows = tf.cast(rows, tf.float32) if value_dtype == tf.bfloat16 else rows
-    np.testing.assert_array_equal(served["rows"], rows)
+    served = fresh.run(tmp_path / "m", inputs)
+    for name, ids in inputs.items():
+        assert served[f"{name}_exists"].tolist() == [True] * (len(ids) - 1) + [False]
+        rows = tf.cast(expected[f"{name}_rows"], served[f"{name}_rows"].dtype)
+        np.testing.assert_array_equal(served[f"{name}_rows"], rows, err_msg=name)
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -143,68 +152,63 @@ def test_a_model_of_layers(fresh, keras, loader, tmp_path):
     model.fit(X, Y, batch_size=8, verbose=0)
 
 
-@pytest.mark.full_only("a process that serves; a lookup through a trainable is the smoke")
-def test_save_model_writes_a_saved_model_that_is_served_and_trained_on(fresh, keras, tmp_path):
-    model = trained(keras, initializer="zeros")
-    path = tmp_path / "saved"
-    de.keras.models.de_save_model(model, path)
-    expected = model.predict(X, verbose=0)
-    served = fresh.run(path, {"ids": X})["output_0"]
-    np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
-    custom = {name: getattr(de.keras.layers_for(keras), name) for name in _LAYERS}
-    again = de.keras.models.load_model(path, custom, safe_mode=False, package=keras)
-    losses = [
-        each.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
-        for each in (model, again)
-    ]
-    assert losses[0] == losses[1]
-    weights = trained(keras, initializer="zeros")
-    de.keras.models.load_weights(weights, path)
-    np.testing.assert_allclose(weights.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(FileExistsError, match="overwrite=False"):
-        de.keras.models.de_save_model(model, path, overwrite=False)
+def by_nodes(model, path):
+    @tf.function
+    def serve(ids):
+        return model(ids)
+
+    spec = tf.TensorSpec([None, 3], tf.int64, "ids")
+    saving = importlib.import_module("tensorflow.python.saved_model.save")
+    saving.save_and_return_nodes(
+        obj=model,
+        export_dir=path,
+        experimental_skip_checkpoint=True,
+        signatures={"serving_default": serve.get_concrete_function(spec)},
+    )
+
+
+SAVES = {
+    "de_save_model": lambda keras, model, path: de.keras.models.de_save_model(model, path),
+    "save": lambda keras, model, path: model.save(path),
+    "save_model": lambda keras, model, path: keras.models.save_model(
+        model, path, options=OPTIONS, include_optimizer=False
+    ),
+    "saved_model.save": lambda keras, model, path: tf.saved_model.save(model, path),
+    "nodes": lambda keras, model, path: by_nodes(model, path),
+}
 
 
 @pytest.mark.full_only("a process that serves; a lookup through a trainable is the smoke")
-@pytest.mark.parametrize("way", ["save", "save_model", "saved_model.save", "nodes"])
-def test_kerass_own_names_save_and_load_a_saved_model(fresh, keras, way, tmp_path):
-    path = tmp_path / "saved"
-    model = trained(keras, initializer="zeros")
+@pytest.mark.parametrize("way", SAVES)
+def test_whatever_saves_a_saved_model_serves_and_is_loaded(fresh, keras, way, tmp_path):
+    path, model = str(tmp_path / "saved"), trained(keras, initializer="zeros")
     is_old = keras.__name__ == "tf_keras"
-    if way == "save":
-        model.save(path)
-    elif way == "saved_model.save":
-        tf.saved_model.save(model, str(path))
-    elif way == "nodes":
-
-        @tf.function
-        def serve(ids):
-            return model(ids)
-
-        spec = tf.TensorSpec([None, 3], tf.int64, "ids")
-        saving = importlib.import_module("tensorflow.python.saved_model.save")
-        saving.save_and_return_nodes(
-            obj=model,
-            export_dir=str(path),
-            experimental_skip_checkpoint=True,
-            signatures={"serving_default": serve.get_concrete_function(spec)},
-        )
-    elif is_old:
-        keras.models.save_model(model, str(path), options=OPTIONS, include_optimizer=False)
-    else:
+    if way == "save_model" and not is_old:
         with pytest.raises(ValueError, match="Invalid filepath extension"):
             keras.models.save_model(model, path)  # Keras 3 has no SavedModels
         return
+    SAVES[way](keras, model, path)
     expected = model.predict(X, verbose=0)
     served = fresh.run(path, {"ids": X})["output_0"]
     np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
-    if is_old:
-        custom = {name: getattr(de.keras.layers_for(keras), name) for name in _LAYERS}
-        again = keras.models.load_model(str(path), custom, safe_mode=False)
+    names = ("Embedding", "SquashedEmbedding", "FieldWiseEmbedding")
+    custom = {name: getattr(de.keras.layers_for(keras), name) for name in names}
+    if way == "de_save_model":
+        again = de.keras.models.load_model(path, custom, safe_mode=False, package=keras)
+        losses = [
+            each.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+            for each in (model, again)
+        ]
+        assert losses[0] == losses[1]
+        with pytest.raises(FileExistsError, match="overwrite=False"):
+            de.keras.models.de_save_model(model, path, overwrite=False)
+    elif is_old:
+        again = keras.models.load_model(path, custom, safe_mode=False)
         np.testing.assert_allclose(again.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
-    other = trained(keras, initializer="ones")
-    other.load_weights(path)
-    np.testing.assert_allclose(other.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
+    for load in (lambda model: de.keras.models.load_weights(model, path), None):
+        other = trained(keras, initializer="ones")
+        other.load_weights(path) if load is None else load(other)
+        np.testing.assert_allclose(other.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("ending", ["", ".keras"])
@@ -219,9 +223,6 @@ def test_weights_are_loaded_before_a_model_is_called(keras, way, ending, tmp_pat
         de.keras.models.load_weights(again, path)
     given = tf.nest.map_structure(tf.constant, FEATURES)
     np.testing.assert_array_equal(again(given), model(given))
-
-
-_LAYERS = ("Embedding", "SquashedEmbedding", "FieldWiseEmbedding")
 
 
 # ---------------------------------------------------------------- models of a program's own class

@@ -1,5 +1,7 @@
 """`embedding_lookup_sparse` and `safe_embedding_lookup_sparse` against tf.nn on a dense table."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -19,88 +21,78 @@ def tables(dtype=tf.float32, seed=0):
     return variable, dense
 
 
-def batch(ragged, weighted):
+def batch(ragged, weighted, lowest=0.5):
     """Returns ids and weights of 5 rows, one of them empty, the last too."""
     ids = tf.ragged.constant([[3, 3, 7], [], [19], [0, 5, 5, 5], []], tf.int64)
     weights = None
     if weighted:
-        values = np.random.default_rng(1).uniform(0.5, 2.0, 8).astype(np.float32)
+        values = np.random.default_rng(1).uniform(lowest, 2.0, 8).astype(np.float32)
         weights = ids.with_values(tf.constant(values))
     if ragged:
         return ids, weights
     return ids.to_sparse(), None if weights is None else weights.to_sparse()
 
 
-@pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("max_norm", [None, 1.0])
-@pytest.mark.parametrize("safe", [False, True])
-def test_as_on_a_dense_table_with_gradient(combiner, weighted, ragged, max_norm, safe):
+def cases():
+    """Yields combiner, whether weighted, ragged and safe, max_norm, default_id."""
+    both = (False, True)
+    for combiner, weighted, ragged in itertools.product(("mean", "sqrtn", "sum"), both, both):
+        for max_norm in (None, 1.0):
+            yield combiner, weighted, ragged, False, max_norm, None
+            for default_id in (None, 9):
+                yield combiner, weighted, ragged, True, max_norm, default_id
+
+
+def test_as_on_a_dense_table_with_gradient(tables_on):
     variable, dense = tables()
-    ids, weights = batch(ragged, weighted)
     shadow = variable.get_trainable_by_name("t")
     factor = np.random.default_rng(2).normal(size=(5, DIM)).astype(np.float32)
-    options = {"combiner": combiner, "max_norm": max_norm, "name": "t"}
-    with tf.GradientTape() as tape:
-        if safe:
-            rows = de.safe_embedding_lookup_sparse(variable, ids, weights, **options)
-        else:
-            rows = de.embedding_lookup_sparse(variable, ids, weights, **options)
-        loss = tf.reduce_sum(rows * factor)
-    gradient = tape.gradient(loss, shadow)
-    sparse, sparse_weights = batch(False, weighted)
-    with tf.GradientTape() as tape:
-        expected = tf.nn.safe_embedding_lookup_sparse(
-            dense, sparse, sparse_weights, combiner=combiner, max_norm=max_norm
-        )
-        loss = tf.reduce_sum(expected * factor)
-    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
-    assert rows.shape == (5, DIM) and not rows.numpy()[[1, 4]].any()
-    got = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, 20)
-    np.testing.assert_allclose(
-        got, tf.convert_to_tensor(tape.gradient(loss, dense)), rtol=1e-4, atol=1e-5
-    )
-
-
-def given_as(kind, variable):
-    """Returns what looks a variable up, and what the gradients are of."""
-    shadow = de.shadow_ops.ShadowVariable(variable, "own")
-    return {
-        "shadow": (shadow, shadow),
-        "list": ([shadow], shadow),
-        "all ranks": (de.shadow_ops.HvdVariable("hvd", shadow, DIM), shadow),
-    }[kind]
+    for combiner, weighted, ragged, safe, max_norm, default_id in cases():
+        options = {"combiner": combiner, "max_norm": max_norm}
+        defaults = {"default_id": default_id} if safe else {}
+        lookup = de.safe_embedding_lookup_sparse if safe else de.embedding_lookup_sparse
+        # A safe lookup leaves out what has no weight above 0, but of a sum.
+        ids, weights = batch(ragged, weighted, lowest=-1.0 if safe else 0.5)
+        with tf.GradientTape() as tape:
+            rows = lookup(variable, ids, weights, name="t", **options, **defaults)
+            loss = tf.reduce_sum(rows * factor)
+        gradient = tape.gradient(loss, shadow)
+        sparse = batch(False, weighted, lowest=-1.0 if safe else 0.5)
+        with tf.GradientTape() as tape:
+            expected = tf.nn.safe_embedding_lookup_sparse(dense, *sparse, **options, **defaults)
+            loss = tf.reduce_sum(expected * factor)
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-5)
+        assert rows.shape == (5, DIM) and (default_id or not rows.numpy()[[1, 4]].any())
+        got = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, 20)
+        expected = tf.convert_to_tensor(tape.gradient(loss, dense))
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("initialised")
-@pytest.mark.parametrize("kind", ["shadow", "list", "all ranks"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("ragged", [False, True])
-def test_a_trainable_may_be_looked_up(kind, weighted, ragged):
-    variable, dense = tables()
-    params, shadow = given_as(kind, variable)
-    ids, weights = batch(ragged, weighted)
-    lookups = [de.embedding_lookup_sparse, de.safe_embedding_lookup_sparse]
-    if ragged:
-        ours = de.ragged_embedding_ops
-        lookups += [ours.embedding_lookup_sparse, ours.safe_embedding_lookup_sparse]
-    sparse, sparse_weights = batch(False, weighted)
-    expected = tf.nn.safe_embedding_lookup_sparse(dense, sparse, sparse_weights)
-    for lookup in lookups:
-        with tf.GradientTape() as tape:
-            rows = lookup(params, ids, weights)
-        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
-        assert set(tape.gradient(rows, shadow).indices.numpy()) == {0, 3, 5, 7, 19}
-    for lookup in (de.embedding_lookup, de.embedding_lookup_unique):
-        np.testing.assert_array_equal(
-            lookup(params, tf.constant([[3], [7]], tf.int64)), tf.gather(dense, [[3], [7]])
-        )
-    assert set(variable.trainable_store) == {"own"}
-    rows, trainable = de.embedding_lookup_sparse(params, ids, weights, return_trainable=True)
-    assert trainable is shadow
-    with pytest.raises(TypeError, match="must be int64"):
-        de.embedding_lookup_sparse(params, tf.cast(sparse, tf.int32), None)
+def test_a_trainable_may_be_looked_up():
+    for weighted, ragged in itertools.product((False, True), (False, True)):
+        variable, dense = tables()
+        shadow = de.shadow_ops.ShadowVariable(variable, "own")
+        ids, weights = batch(ragged, weighted)
+        lookups = [de.embedding_lookup_sparse, de.safe_embedding_lookup_sparse]
+        if ragged:
+            ours = de.ragged_embedding_ops
+            lookups += [ours.embedding_lookup_sparse, ours.safe_embedding_lookup_sparse]
+        sparse, sparse_weights = batch(False, weighted)
+        expected = tf.nn.safe_embedding_lookup_sparse(dense, sparse, sparse_weights)
+        for params in (shadow, [shadow], de.shadow_ops.HvdVariable("hvd", shadow, DIM)):
+            for lookup in lookups:
+                with tf.GradientTape() as tape:
+                    rows = lookup(params, ids, weights)
+                np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+                assert set(tape.gradient(rows, shadow).indices.numpy()) == {0, 3, 5, 7, 19}
+            for lookup in (de.embedding_lookup, de.embedding_lookup_unique):
+                rows = lookup(params, tf.constant([[3], [7]], tf.int64))
+                np.testing.assert_array_equal(rows, tf.gather(dense, [[3], [7]]))
+            _, trainable = de.embedding_lookup_sparse(params, ids, weights, return_trainable=True)
+            assert trainable is shadow and set(variable.trainable_store) == {"own"}
+            with pytest.raises(TypeError, match="must be int64"):
+                de.embedding_lookup_sparse(params, tf.cast(sparse, tf.int32), None)
 
 
 def test_a_trainable_clips_as_it_was_made():
@@ -126,76 +118,48 @@ def test_in_every_mode(here, ragged):
     assert here.run(variable.size) == 0
 
 
-@pytest.mark.parametrize(
-    "dtype", [tf.float16, tf.bfloat16, tf.float64, tf.int32], ids=lambda d: d.name
-)
-@pytest.mark.parametrize("max_norm", [None, 100.0])
-def test_rows_of_other_dtypes_are_combined(dtype, max_norm):
-    variable = de.Variable(value_dtype=dtype, dim=2)
-    variable.upsert([1, 2], tf.cast([[1, 2], [3, 6]], dtype))
-    if dtype == tf.int32 and max_norm is not None:
-        pytest.skip("a norm is one of floating-point numbers")
-    ids = tf.sparse.from_dense(tf.constant([[1, 2], [2, 0]], tf.int64))
-    rows = de.embedding_lookup_sparse(variable, ids, None, max_norm=max_norm)
-    # As TFRA: half rows are combined in float32, and stay so.
-    assert rows.dtype == (tf.float32 if dtype.size == 2 else dtype)
-    assert rows.numpy().tolist() == [[2, 4], [3, 6]]
-
-
-def test_sums_of_integers_are_exact():
+def test_rows_of_other_dtypes_are_combined(tables_on):
+    ids = tf.sparse.from_dense(tf.constant([[1, 2], [2, 0], [0, 0]], tf.int64))
+    for dtype in (tf.float16, tf.bfloat16, tf.float64, tf.int32):
+        variable = de.Variable(value_dtype=dtype, dim=2)
+        variable.upsert([1, 2], tf.cast([[1, 2], [3, 7]], dtype))
+        for max_norm in (None, 100.0)[: 1 + dtype.is_floating]:
+            rows = de.embedding_lookup_sparse(variable, ids, None, max_norm=max_norm)
+            # As TFRA: half rows are combined in float32, and stay so. Of integers, towards 0.
+            assert rows.dtype == (tf.float32 if dtype.size == 2 else dtype)
+            half = 0 if dtype.is_integer else 0.5
+            assert rows.numpy().tolist() == [[2, 4 + half], [3, 7], [0, 0]]
     variable = de.Variable(value_dtype=tf.int64, dim=1)
     variable.upsert([1, 2], [[2**60 + 1], [3]])
-    ids = tf.ragged.constant([[1, 2]], tf.int64)
-    assert de.embedding_lookup_sparse(variable, ids, None, combiner="sum").numpy() == 2**60 + 4
+    rows = de.embedding_lookup_sparse(variable, ids, None, combiner="sum")
+    assert rows.numpy().tolist() == [[2**60 + 4], [3], [0]]
 
 
-def test_safe_lookups_of_a_higher_rank():
-    variable, dense = tables()
-    indices = [[0, 0, 0], [0, 0, 2], [0, 2, 1], [1, 1, 0]]
-    ids = tf.SparseTensor(indices, tf.constant([4, 5, 6, 7], tf.int64), [2, 3, 4])
-    weights = tf.SparseTensor(indices, tf.constant([1.0, 2.0, 3.0, 4.0]), [2, 3, 4])
-    for combiner in ("mean", "sum"):
-        rows = de.safe_embedding_lookup_sparse(variable, ids, weights, combiner=combiner)
-        expected = tf.nn.safe_embedding_lookup_sparse(dense, ids, weights, combiner=combiner)
-        assert rows.shape == (2, 3, DIM)
-        np.testing.assert_allclose(rows, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_ids_of_rank_3_are_combined_by_the_first_dimension(combiner, weighted):
+def test_ids_of_rank_3():
+    """A lookup combines by the first dimension, a safe one by all but the last."""
     variable, dense = tables()
     indices = [[0, 0, 0], [0, 0, 2], [0, 2, 1], [2, 1, 0]]
     numbers, values = tf.constant([4, 5, 6, 7], tf.int64), tf.constant([1.0, 2.0, 3.0, 4.0])
-    ids = tf.SparseTensor(indices, numbers, [3, 3, 4])
-    weights = tf.SparseTensor(indices, values, [3, 3, 4]) if weighted else None
+    ids, weights = (tf.SparseTensor(indices, each, [3, 3, 4]) for each in (numbers, values))
     flat = [[0, 0], [0, 1], [0, 2], [2, 0]]
     matrix = [tf.SparseTensor(flat, each, [3, 3]) for each in (numbers, values)]
-    expected = tf.nn.safe_embedding_lookup_sparse(
-        dense, matrix[0], matrix[1] if weighted else None, combiner=combiner
-    )
     ragged = tf.ragged.constant([[[4, 5], [], [6]], [], [[], [7]]], tf.int64)
-    ragged_weights = ragged.with_flat_values(values) if weighted else None
-    for given in ((ids, weights), (ragged, ragged_weights)):
-        rows = de.embedding_lookup_sparse(variable, *given, combiner=combiner)
-        assert rows.shape[-1] == DIM
-        np.testing.assert_allclose(rows, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("default_id", [None, 9])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_safe_lookups_of_ragged_ids_of_a_higher_rank(weighted, default_id):
-    variable, dense = tables()
-    ids = tf.ragged.constant([[[4, 5], [], [6]], [], [[], [7]]], tf.int64)
-    values = tf.constant([1.0, 2.0, 3.0, 4.0])
-    weights = ids.with_flat_values(values) if weighted else None
-    inner = None if weights is None else weights.values.to_sparse()
-    oracle = tf.nn.safe_embedding_lookup_sparse(
-        dense, ids.values.to_sparse(), inner, default_id=default_id
-    )
-    rows = de.safe_embedding_lookup_sparse(variable, ids, weights, default_id=default_id)
-    assert rows.row_lengths().numpy().tolist() == [3, 0, 2] and rows.shape[-1] == DIM
-    np.testing.assert_allclose(rows.flat_values, oracle, rtol=1e-6)
+    ragged_weights = ragged.with_flat_values(values)
+    for combiner, is_weighted in itertools.product(("mean", "sqrtn", "sum"), (False, True)):
+        given = matrix if is_weighted else matrix[:1]
+        expected = tf.nn.safe_embedding_lookup_sparse(dense, *given, combiner=combiner)
+        for pair in ((ids, weights), (ragged, ragged_weights)):
+            its = pair[1] if is_weighted else None
+            rows = de.embedding_lookup_sparse(variable, pair[0], its, combiner=combiner)
+            assert rows.shape[-1] == DIM
+            np.testing.assert_allclose(rows, expected, rtol=1e-6)
+    for options in ({}, {"default_id": 9}):
+        for given in ((ragged,), (ragged, ragged_weights)):
+            inner = [each.values.to_sparse() for each in given]
+            oracle = tf.nn.safe_embedding_lookup_sparse(dense, *inner, **options)
+            rows = de.safe_embedding_lookup_sparse(variable, *given, **options)
+            assert rows.row_lengths().numpy().tolist() == [3, 0, 2] and rows.shape[-1] == DIM
+            np.testing.assert_allclose(rows.flat_values, oracle, rtol=1e-6)
     uniform = tf.RaggedTensor.from_row_lengths(tf.constant([[4, 5], [6, 7]], tf.int64), [2, 0])
     rows = de.safe_embedding_lookup_sparse(variable, uniform)
     oracle = tf.reduce_mean(tf.gather(dense, [[4, 5], [6, 7]]), 1)
@@ -213,27 +177,6 @@ def test_an_empty_row_looks_no_key_up():
     shadow = variable.get_trainable_by_name("t")
     optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
     assert variable.export()[0].numpy().tolist() == [3]
-
-
-def test_a_default_key_for_empty_rows():
-    variable, dense = tables()
-    for ragged in (False, True):
-        for weighted in (False, True):
-            ids, weights = batch(ragged, weighted)
-            rows = de.safe_embedding_lookup_sparse(variable, ids, weights, default_id=9)
-            np.testing.assert_allclose(rows.numpy()[[1, 4]], [dense.numpy()[9]] * 2, rtol=1e-6)
-
-
-def test_weights_that_are_not_above_0_are_left_out_but_of_a_sum():
-    variable = de.Variable(dim=1)
-    variable.upsert([-1, 2, 3], [[1.0], [10.0], [100.0]])
-    ids = tf.ragged.constant([[-1, 2, 3]], tf.int64)
-    weights = tf.ragged.constant([[1.0, -1.0, 0.0]])
-    for kind in (lambda r: r, lambda r: r.to_sparse()):
-        arguments = variable, kind(ids), kind(weights)
-        mean = de.safe_embedding_lookup_sparse(*arguments, combiner="mean")
-        total = de.safe_embedding_lookup_sparse(*arguments, combiner="sum")
-        assert (mean.numpy().tolist(), total.numpy().tolist()) == ([[1.0]], [[-9.0]])
 
 
 def test_the_trainable_has_the_name_of_tfra_and_the_short_one():
@@ -276,10 +219,9 @@ def test_arguments_that_do_not_fit():
         assert rows.shape == (5, DIM) and trainable is variable.get_trainable_by_name("n")
     with pytest.raises(TypeError, match="ShadowVariable or HvdVariable"):
         de.embedding_lookup_sparse("v", ids, None)
+    one_axis = tf.SparseTensor([[0]], tf.constant([1], tf.int64), [3])
     with pytest.raises(ValueError, match="rank 2 or more"):
-        de.safe_embedding_lookup_sparse(
-            variable, tf.SparseTensor([[0]], tf.constant([1], tf.int64), [3])
-        )
+        de.safe_embedding_lookup_sparse(variable, one_axis)
     de.embedding_lookup_sparse(variable, ids, weights, combiner=None)
     variable.verify_embedding_weights(ids, weights)
     with pytest.raises(ValueError, match="must be given"):

@@ -44,8 +44,8 @@ def own(cls):
     return Own
 
 
-@each_family
 @pytest.mark.parametrize("is_own", [False, True], ids=["", "a subclass"])
+@each_family
 def test_dense_gradients_are_summed_once_and_those_of_tables_never(family, is_own, monkeypatch):
     cls = own(CLASSES[family]) if is_own else CLASSES[family]
     optimizer = de.DynamicEmbeddingOptimizer(cls(0.1), synchronous=True)

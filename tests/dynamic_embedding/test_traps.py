@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 from sok_lite import dynamic_embedding as de
 from tests.dynamic_embedding.test_training import one_step
@@ -24,11 +23,8 @@ from tests.support.patched_names import (
 tf1 = tf.compat.v1
 
 
-@pytest.mark.parametrize("make", [de.CuckooHashTableCreator, de.HkvHashTableCreator])
-def test_initial_values_are_drawn_for_missing_keys_alone(make, monkeypatch):
-    variable = de.Variable(
-        dim=2, initializer=keras.initializers.RandomNormal(seed=1), kv_creator=make()
-    )
+def test_initial_values_are_drawn_for_missing_keys_alone(monkeypatch):
+    variable = de.Variable(dim=2, initializer=keras.initializers.RandomNormal(seed=1))
     variable.upsert(np.arange(1000), np.ones((1000, 2)))
     table, drawn = variable.rows.table, []
     draw_launch = table.initializer.draw_launch
@@ -53,25 +49,10 @@ def trained(variables, optimizer, ids):
     optimizer.apply_gradients(zip(tape.gradient(loss, shadows), shadows, strict=True))
 
 
-def test_a_restriction_leaves_other_variables_and_their_states():
-    restricted = de.Variable(dim=2, name="a", restrict_policy=de.FrequencyRestrictPolicy)
-    other = de.Variable(dim=2, name="b", restrict_policy=de.FrequencyRestrictPolicy)
-    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
-    trained([restricted, other], optimizer, tf.range(9, dtype=tf.int64))
-    before = [each.export()[1].numpy() for each in other.get_slot_variables(optimizer)]
-    restricted.restrict(2)
-    sizes = [int(each.size()) for each in restricted.get_slot_variables(optimizer)]
-    assert sizes == [2, 2] and int(restricted.size()) == 2
-    assert int(other.size()) == int(other.restrict_policy.status.size()) == 9
-    for slot, states in zip(other.get_slot_variables(optimizer), before, strict=True):
-        np.testing.assert_array_equal(slot.export()[1], states)
-
-
-@pytest.mark.parametrize("make", [keras.optimizers.Adam, tf_keras.optimizers.Adam])
-def test_a_graph_grows_by_the_same_for_each_table(make):
+def test_a_graph_grows_by_the_same_for_each_table():
     def num_operations(num_tables):
         variables = [de.Variable(dim=2, name=f"v{i}") for i in range(num_tables)]
-        optimizer = de.DynamicEmbeddingOptimizer(make(0.1))
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
         step = tf.function(lambda ids: trained(variables, optimizer, ids))
         graph = step.get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
         return len(graph.get_operations())
@@ -79,42 +60,6 @@ def test_a_graph_grows_by_the_same_for_each_table(make):
     one, two, four, eight = map(num_operations, (1, 2, 4, 8))
     assert eight - four <= 2 * (four - two) + 8 <= 4 * (two - one) + 24
     assert eight < 8 * one
-
-
-OPTIMIZERS = {
-    "keras 3": keras.optimizers,
-    "tf_keras": tf_keras.optimizers,
-    "legacy": tf_keras.optimizers.legacy,
-}
-
-
-@pytest.mark.parametrize("family", [*OPTIMIZERS, "v1"])
-@pytest.mark.parametrize("name", ["Adagrad", "Ftrl"])
-@pytest.mark.parametrize("initial", [0.1, 3.0])
-def test_accumulators_begin_as_the_optimizer_says(family, name, initial):
-    def make():
-        if family == "v1":
-            return getattr(tf1.train, f"{name}Optimizer")(0.5, initial_accumulator_value=initial)
-        return getattr(OPTIMIZERS[family], name)(0.5, initial_accumulator_value=initial)
-
-    variable, dense = de.Variable(dim=2, initializer=1.0), tf.Variable(np.ones((3, 2), np.float32))
-    ours, theirs = de.DynamicEmbeddingOptimizer(make()), make()
-    for _ in range(3):
-        trained([variable], ours, tf.range(3, dtype=tf.int64))
-        theirs.apply_gradients([(tf.ones([3, 2]), dense)])
-    np.testing.assert_allclose(variable.lookup([0, 1, 2]), dense, rtol=0, atol=1e-6)
-    keys, exists = [1, 7], [True, False]  # key 7 has not been trained
-    states = {slot.slot_name: slot for slot in variable.get_slot_variables(ours)}
-    (accumulator,) = (states[key] for key in states if "accum" in key or key == "n")
-    values, are_there = accumulator.lookup(keys, return_exists=True)
-    np.testing.assert_allclose(values, [[initial + 3] * 2, [initial] * 2], rtol=1e-6)
-    assert are_there.numpy().tolist() == exists
-
-
-@pytest.mark.parametrize("package", [keras, tf_keras])
-def test_an_optimizer_whose_step_needs_the_whole_matrix_is_refused(package):
-    with pytest.raises(NotImplementedError, match="Adafactor"):
-        de.DynamicEmbeddingOptimizer(package.optimizers.Adafactor(0.1))
 
 
 def tables_after_a_step(optimizer, traced):
@@ -152,18 +97,6 @@ def test_a_learning_rate_of_0_inserts_what_was_looked_up(here):
     assert (keys.tolist(), values.tolist()) == ([8, 9], [[4.0], [4.0]])
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_checkpoint_says_whether_rows_are_saved(checkpoint, tmp_path):
-    variable = de.Variable(dim=2, checkpoint=checkpoint, name="saved")
-    variable.upsert([1], [[2.0, 3.0]])
-    path = tf.train.Checkpoint(variable=variable).save(str(tmp_path / "c"))
-    names = [name for name, _ in tf.train.list_variables(path)]
-    assert any(name.startswith("variable/") for name in names) == checkpoint
-    other = de.Variable(dim=2, checkpoint=checkpoint, name="saved")
-    tf.train.Checkpoint(variable=other).restore(path)
-    assert other.lookup([1]).numpy().tolist() == [[2.0, 3.0] if checkpoint else [0.0, 0.0]]
-
-
 def test_there_are_no_buffers_to_skip():
     assert de.shadow_ops.DEResourceVariable is de.DEResourceVariable
     variable = de.Variable(dim=2)
@@ -172,17 +105,6 @@ def test_there_are_no_buffers_to_skip():
     holders = (shadow, variable, variable.rows)
     parts = [part for holder in holders for part in [holder, *vars(holder).values()]]
     assert not any(isinstance(part, de.DEResourceVariable) for part in parts)
-
-
-def test_a_creator_takes_its_settings():
-    config = de.CuckooHashTableConfig()
-    creator = de.CuckooHashTableCreator(config)
-    assert creator.get_config() == {"config": config, "saver": None}
-    table = creator.create(tf.int32, tf.float64, [1.0, 2.0], "own", False, 100, config, "/CPU:0")
-    assert isinstance(table, de.CuckooHashTable) and table.name == "own:0"
-    assert table.lookup([5]).numpy().tolist() == [[1.0, 2.0]]
-    with pytest.raises(TypeError):
-        de.CuckooHashTableConfig(3)
 
 
 # ---- what the package changes of TensorFlow and Keras --------------------------------------------

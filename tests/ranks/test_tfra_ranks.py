@@ -105,32 +105,24 @@ def test_rows_and_states_are_those_of_one_rank_with_all_batches(comm, keras, run
         np.testing.assert_allclose(slot.lookup(keys), all_slot.lookup(keys), atol=1e-5)
 
 
-def test_a_lookup_of_all_ranks_inserts_nothing(comm, keras):
-    layer = de.keras.layers_for(keras).HvdAllToAllEmbedding(DIM, initializer=0.5)
-    rows = layer(tf.constant(batch_of(comm.rank, 1)[0]))
-    np.testing.assert_array_equal(rows, np.full(rows.shape, 0.5))
-    ragged = layer(tf.ragged.constant([[1], [], [2, 3]][: comm.rank + 2], dtype=tf.int64))
-    assert ragged.row_lengths().numpy().tolist() == [1, 0, 2][: comm.rank + 2]
-    assert int(layer.params.size()) == 0
-
-
-def test_a_sparse_lookup_of_all_ranks(comm, keras):
+def test_lookups_of_all_ranks(comm, keras):
+    """They insert nothing, and combine, clip and round as one rank does."""
     made = de.keras.layers_for(keras)
+    keys = tf.constant(batch_of(comm.rank, 1)[0])
+    ragged = tf.ragged.constant([[1, 2], [], [3, 3, 4]][: comm.rank + 2], dtype=tf.int64)
     ours, theirs = made.HvdAllToAllEmbedding(DIM, name="table"), made.Embedding(DIM, name="table")
-    ids = tf.ragged.constant([[1, 2], [], [3, 3, 4]][: comm.rank + 2], dtype=tf.int64)
+    rows = ours(ragged)
+    assert rows.row_lengths().numpy().tolist() == [2, 0, 3][: comm.rank + 2]
+    np.testing.assert_array_equal(rows.flat_values, theirs(ragged).flat_values)
     with tf.GradientTape() as tape:
-        rows = de.embedding_lookup_sparse(ours.hvd_variable, ids, None, combiner="sum")
-    expected = de.embedding_lookup_sparse(theirs.shadow, ids, None, combiner="sum")
+        rows = de.embedding_lookup_sparse(ours.hvd_variable, ragged, None, combiner="sum")
+    expected = de.embedding_lookup_sparse(theirs.shadow, ragged, None, combiner="sum")
     np.testing.assert_allclose(rows, expected, atol=1e-6)
     gradient = tape.gradient(rows, ours.shadow)
     asked = [1, 2] if comm.size == 1 else [1, 2, 3, 4]
     assert sorted(set(gradient.indices.numpy())) == owned(comm, asked).tolist()
-
-
-def test_rows_are_clipped_and_rounded_as_of_one_rank(comm, keras):
-    made = de.keras.layers_for(keras)
-    arguments = {"value_dtype": "float16", "max_norm": 0.01, "name": "table"}
-    keys = tf.constant(batch_of(comm.rank, 1)[0])
+    assert int(ours.params.size()) == 0
+    arguments = {"value_dtype": "float16", "max_norm": 0.01, "name": "halves"}
     rows = made.HvdAllToAllEmbedding(DIM, **arguments)(keys)
     assert rows.dtype == tf.float16
     tf.compat.v1.reset_default_graph()
