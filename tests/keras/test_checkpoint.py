@@ -552,7 +552,7 @@ def test_the_link_leads_to_the_newest_whole_save(keras, sk, tmp_path):
     whole = [(n, f"step-{n - (n + 1) % 2:010d}") for n in (1, 2, 2, 3, 4, 5, 5, 6)]
     assert seen == whole
     link = tmp_path / "latest"
-    assert main(["verify", str(link)]) == 0
+    assert main(["verify", str(link)]) == 0 and len(list(link.glob("dense-*"))) == 1
     link.unlink()
     link.write_text("of the user")
     fit(made(keras, sk), sk.Checkpoint(tmp_path, keep=1))
@@ -795,19 +795,6 @@ def test_a_file_of_keras_is_no_folder_of_saves(keras, sk, tmp_path):
     for read in (lambda path: sok.load(path, model), sok.open_readonly):
         with pytest.raises(FileNotFoundError, match=text):
             read(tmp_path / "m.keras")
-
-
-@pytest.mark.full_only("resumes from each of them")
-def test_so_many_are_kept_and_each_is_whole(keras, sk, tmp_path):
-    model = made(keras, sk)
-    fit(model, sk.Checkpoint(tmp_path, every=1, keep=2), epochs=2)
-    assert [path.name for path in saves(tmp_path)] == ["step-0000000005", "step-0000000006"]
-    for path in saves(tmp_path):
-        assert main(["verify", str(path)]) == 0
-        assert len(list(path.glob("dense-*"))) == 1
-    rows = sok.DynamicVariable(dimension=3, name="items")
-    sok.load(tmp_path / "step-0000000006", rows)
-    np.testing.assert_array_equal(rows.export()[1], model.get_layer("items").export()[1])
 
 
 def test_increments_are_added_to_a_whole_one(keras, sk, tmp_path):

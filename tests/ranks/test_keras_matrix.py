@@ -208,9 +208,10 @@ def test_fit_however_a_model_is_compiled(kit, compiled):
 
 
 @pytest.mark.skipif(launched_ranks() > 1, reason="of one rank")
-@pytest.mark.parametrize("fitted", FITTED)
+@pytest.mark.parametrize("fitted", [*FITTED, "rates"])
 def test_fit_however_it_is_called(kit, fitted):
-    kit.run(kit.both(), **FITTED[fitted])
+    rates = kit.keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 / (epoch + 1))
+    kit.run(kit.both(), **FITTED.get(fitted, {"callbacks": lambda: [rates], "epochs": 3}))
 
 
 @pytest.mark.skipif(launched_ranks() > 1, reason="of one rank")
@@ -242,38 +243,19 @@ def test_two_features_of_one_table(kit):
     kit.run(models)
 
 
-def test_evaluate(kit):
+def test_evaluate_and_predict(kit):
     models = kit.both(metrics=["mae"])
-    kit.fit(models)
+    kit.run(models)
+    over_ranks = {"callbacks": [kit.sk.AllRanks()]}
     ours, theirs = (
-        model.evaluate(
-            kit.data(number == 0),
-            verbose=0,
-            **({"callbacks": [kit.sk.AllRanks()]} if number == 0 else {}),
-        )
-        for number, model in enumerate(models)
+        model.evaluate(kit.data(is_ours), verbose=0, **(over_ranks if is_ours else {}))
+        for model, is_ours in zip(models, (True, False), strict=True)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-    kit.check(models)
-
-
-def test_predict(kit):
-    models = kit.both()
-    kit.fit(models)
     kit.check(models)
     unknown = {name: ids + 1000 for name, ids in X.items()}
     bias = models[0].layers[-1].get_weights()[1]
     np.testing.assert_allclose(models[0].predict(unknown, verbose=0), np.tile(bias, (N, 1)))
-
-
-def test_a_loaded_model_trains_on(kit):
-    models = kit.both()
-    kit.fit(models)
-    models[0].save(kit.path("m.keras"))
-    loaded = kit.keras.models.load_model(kit.path("m.keras"))
-    kit.check([loaded, models[1]])
-    kit.fit([loaded, models[1]])
-    kit.check([loaded, models[1]])
 
 
 IN_A_NEW_PROCESS = """
@@ -302,19 +284,6 @@ def test_a_new_process_loads(kit):
         subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=300, env=env)
         np.testing.assert_allclose(np.load(files[2]), expected, atol=1e-5)
     kit.comm.barrier("wait for rank 0")
-
-
-def test_a_clone(kit):
-    models = kit.both()
-    kit.fit(models)
-    clones = [kit.keras.models.clone_model(models[0]), kit.model(kit.dense())]
-    for table in [layer.tables for layer in clones[0].layers if hasattr(layer, "tables")]:
-        ((name, made),) = table.items()
-        kit.fill(made, name.removeprefix("table_"))
-    for each in clones:
-        kit.compile(each)
-    kit.fit(clones)
-    kit.check(clones)
 
 
 def test_early_stopping(kit):
@@ -365,13 +334,6 @@ def test_gradient_accumulation(kit):
     models = kit.both(optimizer=optimizer)
     kit.run(models)
     kit.run(models, epochs=1)
-
-
-def test_learning_rate_scheduler(kit):
-    def rates():
-        return [kit.keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 / (epoch + 1))]
-
-    kit.run(kit.both(), callbacks=rates, epochs=3)
 
 
 def test_a_train_step_of_a_programs_own(kit):
