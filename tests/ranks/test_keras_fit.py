@@ -51,8 +51,11 @@ def batches():
     return batched((X, Y), BATCH)
 
 
-def of_batches_of_its_own(comm):
-    """Rank r has r + 2 batches of r + 3 samples; the last batches have no other rank's."""
+def batches_of_its_own(comm):
+    """This rank's data, and that of a single rank which makes the same steps.
+
+    Rank r has r + 2 batches of r + 3 samples; the last batches have no other rank's.
+    """
 
     def of(rank):
         start = sum((r + 2) * (r + 3) for r in range(rank))
@@ -69,13 +72,6 @@ def of_batches_of_its_own(comm):
         there = [batches[step] for batches in every if step < len(batches)]
         whole.append(tuple(np.concatenate(each) for each in zip(*there, strict=True)))
     return sok_lite.keras.equal_steps(dataset(every[comm.rank])), dataset(whole)
-
-
-# This rank's data, and that of a single rank which makes the same steps.
-DATA = {
-    "shards": lambda comm: (sok_lite.keras.shard(batches()), batches()),
-    "batches of its own": of_batches_of_its_own,
-}
 
 
 def with_table(comm, keras, sk, seed=7):
@@ -132,13 +128,12 @@ def begin_alike(comm, model, layers):
         layer.set_weights(first[at : at + 2])
 
 
-@pytest.mark.parametrize("data", DATA)
-def test_ranks_train_as_one_rank_on_all_batches(comm, keras, sk, data):
+def test_ranks_train_as_one_rank_on_all_batches(comm, keras, sk):
     model, table = with_table(comm, keras, sk)
     theirs, rows, dense = with_dense(comm, keras)
     callbacks = [sk.AllRanks()]
     begin_alike(comm, model, dense)
-    part, whole = DATA[data](comm)
+    part, whole = batches_of_its_own(comm)
     expected = theirs.fit(whole, epochs=2, verbose=0).history["loss"]
     found = model.fit(part, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
     np.testing.assert_allclose(found, expected, rtol=1e-4)
