@@ -98,45 +98,36 @@ def test_a_table_made_in_a_branch_is_made_outside_of_it():
     assert sok.export(layer.table)[0].shape == [1] and layer.num_builds == 1
 
 
-def test_a_function_that_makes_a_table_in_each_trace_is_refused_at_once():
-    made = []
+def test_a_trace_that_makes_another_table_is_refused_at_once():
+    made, tables = [], {}
 
     @tf.function
-    def step():
+    def in_each_trace():
         made.append(sok.DynamicVariable(2))
         return tf.nn.embedding_lookup(made[-1], [1])
 
     with pytest.raises(ValueError, match="made each time that a tf.function is traced"):
-        step()
+        in_each_trace()
     assert len(made) == 1  # refused before another one was made
 
-
-def test_a_later_trace_makes_no_table():
-    tables = {}
-
     @tf.function
-    def step(name):
+    def by_name(name):
         if name not in tables:
             tables[name] = sok.DynamicVariable(2, initializer="ones", name=name)
         return tf.nn.embedding_lookup(tables[name], [1])
 
-    np.testing.assert_array_equal(step("user"), [[1.0, 1.0]])
-    with pytest.raises(ValueError, match="outside of a tf.function, or once"):
-        step("item")
-    assert [*tables] == ["user"]
-
-
-def test_init_scope_is_no_way_around():
-    made = []
+    np.testing.assert_array_equal(by_name("user"), [[1.0, 1.0]])
 
     @tf.function
-    def step():
+    def in_init_scope():
         with tf.init_scope():
             made.append(sok.DynamicVariable(2))
         return made[-1].size
 
-    with pytest.raises(ValueError, match="outside of a tf.function, or once"):
-        step()
+    for later in (lambda: by_name("item"), in_init_scope):
+        with pytest.raises(ValueError, match="outside of a tf.function, or once"):
+            later()
+    assert [*tables] == ["user"]
 
 
 def test_a_function_that_makes_no_table_is_traced_once():

@@ -64,48 +64,40 @@ def test_the_numbers_are_those_of_statistics():
     assert all(family.documentation for family in families.values())
 
 
-def test_names_follow_the_rules_of_prometheus():
-    text = sok.metrics.prometheus([looked_up("one"), looked_up("two")])
+def test_the_text_follows_the_rules_of_prometheus():
+    tables = [looked_up("one"), looked_up("two")]
+    text = sok.metrics.prometheus(tables, labels={"job_name": 'c"tr'})
     assert text.endswith("\n# EOF\n")
+    labels = {"table", "rank", "part", "tier", "reason", "result", "call", "content", "job_name"}
+    number = 0
     for family in parsed(text)[1].values():
         assert family.name.startswith("sok_") and family.name == family.name.lower()
         for sample in family.samples:
             assert sample.name.endswith("_total") == (family.type == "counter")
             assert family.name.endswith(f"_{family.unit}" if family.unit else "")
-            assert set(sample.labels) <= {
-                "table",
-                "rank",
-                "part",
-                "tier",
-                "reason",
-                "result",
-                "call",
-                "content",
-            } | ({"version"} if family.name == "sok_build_info" else set())
-
-
-def test_the_older_text_format_is_read_too():
-    """The node exporter's collector of text files reads that."""
+            known = labels | ({"version"} if family.name == "sok_build_info" else set())
+            assert set(sample.labels) <= known and sample.labels["job_name"] == 'c"tr'
+            number += 1
+    assert number > 20
+    assert str(KEY)[:7] not in text
+    # The node exporter's collector of text files reads the older format.
     older = pytest.importorskip("prometheus_client.parser")
-    text = sok.metrics.prometheus(looked_up("one"))
     found = {s.name for f in older.text_string_to_metric_families(text) for s in f.samples}
     assert found == set(parsed(text)[0])
-
-
-def test_no_key_is_in_it():
-    assert str(KEY)[:7] not in sok.metrics.prometheus(looked_up())
-
-
-def test_names_of_tables_are_escaped():
     _, families = parsed(openmetrics(3, [('x"\\\n', samples_of(looked_up("y").table))]))
     assert {s.labels["table"] for s in families["sok_table_keys"].samples} == {'x"\\\n'}
     assert {s.labels["rank"] for s in families["sok_table_keys"].samples} == {"3"}
 
 
-def test_tables_of_one_name_are_refused():
+def test_tables_of_one_name_none_and_bad_ports_are_refused():
     tables = [sok.DynamicVariable(2, name="same") for _ in range(2)]
     with pytest.raises(ValueError, match="2 tables of the name 'same'"):
         sok.metrics.prometheus(tables)
+    with pytest.raises(TypeError, match="Expected tables"):
+        sok.metrics.prometheus([])
+    for port, given in ((-1, tables[0]), (65_536, tables[0]), (0, [])):
+        with pytest.raises((TypeError, ValueError), match="`port` must be|Expected tables"):
+            sok.metrics.serve(given, port=port)
 
 
 def test_a_table_that_is_somewhere_else_tells_its_size():
@@ -116,11 +108,6 @@ def test_a_table_that_is_somewhere_else_tells_its_size():
     table = RemoteTable(lambda: looked_up("far").table, Rows({1: b"", 2: b""}))
     samples, _ = parsed(openmetrics(0, [("far", samples_of(table))]))
     assert samples["sok_table_keys"] == {frozenset({("table", "far"), ("rank", "0")}): 2}
-
-
-def test_what_has_no_table_is_refused():
-    with pytest.raises(TypeError, match="Expected tables"):
-        sok.metrics.prometheus([])
 
 
 def numbers(metric):
@@ -190,26 +177,25 @@ def test_the_start_of_the_process_is_told():
     assert started - 1 < numbers("sok_process_start_time_seconds")[()] < time.time()
 
 
-def test_labels_of_the_program_are_on_all_numbers():
-    text = sok.metrics.prometheus(looked_up("one"), labels={"job_name": 'c"tr'})
-    _, families = parsed(text)
-    samples = [sample for family in families.values() for sample in family.samples]
-    assert len(samples) > 20 and all(s.labels["job_name"] == 'c"tr' for s in samples)
-
-
-@pytest.mark.parametrize(
-    ("labels", "error"),
-    [
+def test_labels_that_have_a_meaning_or_none_are_refused():
+    table = sok.DynamicVariable(2, name="one")
+    for labels, error in (
         ({"job": "ctr"}, "The label 'job' has a meaning already: .* such as 'job_name'"),
         ({"rank": "1"}, "The label 'rank' has a meaning already"),
         ({"job-name": "ctr"}, "must be of letters, digits and _"),
         ({"__name__": "ctr"}, "must be of letters, digits and _"),
         ({"day": 3}, "must be a dict of texts by name. Received: 'day': 3"),
-    ],
-)
-def test_labels_that_have_a_meaning_or_none_are_refused(labels, error):
-    with pytest.raises((TypeError, ValueError), match=error):
-        sok.metrics.prometheus(sok.DynamicVariable(2, name="one"), labels=labels)
+    ):
+        with pytest.raises((TypeError, ValueError), match=error):
+            sok.metrics.prometheus(table, labels=labels)
+
+
+def fetched(server):
+    """The response of a server of metrics, and its text."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection.request("GET", "/metrics")
+    response = connection.getresponse()
+    return response, response.read().decode()
 
 
 def test_a_second_server_takes_another_port_and_says_which(caplog):
@@ -231,11 +217,9 @@ def test_a_second_server_takes_another_port_and_says_which(caplog):
         third.server_close()
         assert caplog.records[-1].message.endswith(f"port {port} is taken, as by another job.")
         for server, job in ((first, None), (second, "b")):
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-            connection.request("GET", "/metrics")
-            response = connection.getresponse()
+            response, text = fetched(server)
             assert response.getheader("Content-Type") == sok.metrics.CONTENT_TYPE
-            (keys,) = parsed(response.read().decode())[1]["sok_table_keys"].samples
+            (keys,) = parsed(text)[1]["sok_table_keys"].samples
             assert keys.value == 350 and keys.labels.get("job_name") == job
     finally:
         for server in (first, second):
@@ -257,9 +241,7 @@ def test_what_is_served_has_an_age_and_its_keys(tmp_path):
     assert families["sok_served_age_seconds"].unit == "seconds"
     server = sok.metrics.serve(a, port=0, host="127.0.0.1")
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-        connection.request("GET", "/metrics")
-        assert "sok_served_age_seconds" in connection.getresponse().read().decode()
+        assert "sok_served_age_seconds" in fetched(server)[1]
     finally:
         server.shutdown()
         server.server_close()
@@ -267,13 +249,6 @@ def test_what_is_served_has_an_age_and_its_keys(tmp_path):
         sok.metrics.prometheus([a, a])
     with pytest.raises(TypeError, match="must be live tables, or what open_readonly gave"):
         sok.metrics.prometheus([a, looked_up("live")])
-
-
-def test_a_port_or_tables_that_cannot_be_are_refused():
-    table = sok.DynamicVariable(2, name="one")
-    for port, tables in ((-1, table), (65_536, table), (0, [])):
-        with pytest.raises((TypeError, ValueError), match="`port` must be|Expected tables"):
-            sok.metrics.serve(tables, port=port)
 
 
 def test_one_rank_sends_nothing():

@@ -17,16 +17,3 @@ def sk(keras):
     import sok_lite.keras
 
     return sok_lite.keras.classes_for(keras)
-
-
-@pytest.fixture(params=["cpu", "simt"])
-def tables_on(request, monkeypatch):
-    """Puts tables into RAM, and on the simulated GPU."""
-    if request.param == "simt":
-        from tests.support.gpu_play import play_gpu
-
-        play = play_gpu(monkeypatch)
-        yield request.param
-        play.check()
-    else:
-        yield request.param

@@ -13,10 +13,10 @@ def made(keras, sk):
     return model, tables
 
 
-def fit(model, callback, epochs=1):
+def fit(model, *callbacks, epochs=1):
     x = np.arange(12).reshape(6, 2)  # each id in one batch of an epoch
     settings = {"batch_size": 1, "epochs": epochs, "shuffle": False, "verbose": 0}
-    model.fit(x, np.ones([6, 1]), callbacks=[callback], **settings)
+    model.fit(x, np.ones([6, 1]), callbacks=list(callbacks), **settings)
 
 
 def test_keys_that_were_not_seen_lately_go_at_the_end_of_each_epoch(keras, sk):
@@ -30,10 +30,8 @@ def test_keys_that_were_not_seen_lately_go_at_the_end_of_each_epoch(keras, sk):
 
 def test_new_keys_count_where_they_have_expired_before_they_are_told(keras, sk):
     model, _ = made(keras, sk)
-    x = np.arange(12).reshape(6, 2)
     told = sk.TableMetrics()
-    settings = {"batch_size": 1, "epochs": 2, "shuffle": False, "verbose": 0}
-    model.fit(x, np.ones([6, 1]), callbacks=[sk.Expire(num_lookups=2), told], **settings)
+    fit(model, sk.Expire(num_lookups=2), told, epochs=2)
     # Of the 12 keys of the second epoch 4 were there still.
     assert told.history["first/new_keys"] == [12, 8] and told.history["first/keys"] == [4, 4]
 
@@ -52,17 +50,14 @@ def test_keys_of_some_time_ago_go(keras, sk):
     assert len(tables[0]) == 12
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "reason"),
-    [
+def test_wrong_arguments_are_refused(sk):
+    for arguments, error, reason in (
         ({}, ValueError, "Give `num_lookups` or `seconds`"),
         ({"num_lookups": 1, "seconds": 1}, ValueError, "Give `num_lookups` or `seconds`"),
         ({"seconds": -1}, ValueError, "`seconds` must be 0 or more"),
         ({"days": 3}, TypeError, r"Received: days=3. Give seconds=3 \* 86_400."),
         ({"seconds": 1, "every": 0}, ValueError, "`every` must be at least 1"),
         ({"seconds": 1, "every": 1.5}, TypeError, "`every` must be an integer"),
-    ],
-)
-def test_wrong_arguments_are_refused(sk, arguments, error, reason):
-    with pytest.raises(error, match=reason):
-        sk.Expire(**arguments)
+    ):
+        with pytest.raises(error, match=reason):
+            sk.Expire(**arguments)

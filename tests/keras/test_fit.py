@@ -1,4 +1,4 @@
-"""Training through `model.fit`, against the same model with a dense layer of all rows."""
+"""Training through `model.fit`; tests/ranks/test_keras_matrix.py has what it comes to."""
 
 import warnings
 from types import SimpleNamespace
@@ -19,67 +19,15 @@ X[X == 13] = 12  # a key that is in no batch
 Y = (RNG.normal(size=(70, 1)) > 0).astype(np.float32)
 
 
-def head(keras):
-    kernel = keras.initializers.Constant(KERNEL)
-    # float32 under mixed precision as well, as Keras asks of what a loss is computed of.
-    return keras.layers.Dense(1, "sigmoid", kernel_initializer=kernel, dtype="float32")
-
-
-def ends(keras, first, rest):
-    """Layers on the first field, and on the mean of all: two features of one table."""
-    ids = keras.Input([FIELDS], dtype="int64")
-    both = keras.layers.Concatenate()([first(ids[:, 0]), rest(ids)])
-    return keras.Model(ids, head(keras)(both))
-
-
-def subclassed(keras, first, rest):
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.rest, self.head = first, rest, head(keras)
-
-        def call(self, ids):  # without `training`, which Keras then does not give
-            return self.head(tf.concat([self.first(ids[:, 0]), self.rest(ids)], 1))
-
-    return Model()
-
-
-MODELS = {"functional": ends, "subclassed": subclassed}
-
-
-def with_table(keras, sk, build=ends):
+def with_table(keras, sk):
+    """A model of two features of one table: of the first field, and of the mean of all."""
     table = sk.Table("table", DIM)
     table.assign(np.arange(NUM_KEYS), ROWS)
-    return build(keras, sk.Embedding(table), sk.Embedding(table, "mean")), table
-
-
-def dense_layers(keras):
-    """Two layers on one weight with all rows, whose gradient is dense: Keras 3 squares each part of
-    a sparse one."""
-
-    rows = dense_rows(keras, ROWS)
-    return rows, rows, rows
-
-
-def with_dense(keras, build=ends):
-    first, rest, layer = dense_layers(keras)
-    return build(keras, first, rest), layer
-
-
-OPTIMIZERS = {
-    "SGD": lambda keras: keras.optimizers.SGD(0.5),
-    "Adagrad": lambda keras: keras.optimizers.Adagrad(0.1),
-    "a name": lambda keras: "Adagrad",
-    "a schedule": lambda keras: keras.optimizers.Adagrad(
-        keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5)
-    ),
-    "clipnorm": lambda keras: keras.optimizers.SGD(0.5, global_clipnorm=0.1),
-    "wrapped": lambda keras: sok.OptimizerWrapper(keras.optimizers.Adagrad(0.1)),
-}
-CASES = [
-    *((optimizer, "functional") for optimizer in OPTIMIZERS),
-    *(("SGD", build) for build in MODELS if build != "functional"),
-]
+    ids = keras.Input([FIELDS], dtype="int64")
+    rows = [sk.Embedding(table)(ids[:, 0]), sk.Embedding(table, "mean")(ids)]
+    kernel = keras.initializers.Constant(KERNEL)
+    head = keras.layers.Dense(1, "sigmoid", kernel_initializer=kernel)
+    return keras.Model(ids, head(keras.layers.Concatenate()(rows))), table
 
 
 def fit(model, **options):
@@ -90,44 +38,6 @@ def fit(model, **options):
 def check_rows(table, layer, atol=1e-5):
     keys, rows = (each.numpy() for each in table.export())
     np.testing.assert_allclose(rows, layer.get_weights()[0][keys], atol=atol)
-
-
-@pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_fit_trains_rows_as_those_of_a_dense_layer(keras, sk, case):
-    optimizer, build = case[0], MODELS[case[1]]
-    (ours, table), (theirs, layer) = with_table(keras, sk, build), with_dense(keras, build)
-    for model in (ours, theirs):
-        made = OPTIMIZERS[optimizer](keras)
-        if model is theirs and optimizer == "wrapped":
-            made = made.optimizer
-        model.compile(
-            made, "binary_crossentropy", run_eagerly=optimizer not in ("SGD", "a schedule")
-        )
-    np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-4)
-    check_rows(table, layer)
-    assert np.abs(table.export()[1].numpy() - ROWS).max() > 1e-3
-
-
-WAYS = {
-    "steps_per_execution": ({"steps_per_execution": 4}, {}),
-    "class_weight": ({"run_eagerly": True}, {"class_weight": {0: 0.3, 1: 2.0}}),
-    "sample_weight": ({"run_eagerly": True}, {"sample_weight": np.linspace(0, 1, 70)}),
-    "weighted metrics": (
-        {"run_eagerly": True, "weighted_metrics": ["AUC"], "metrics": ["accuracy"]},
-        {},
-    ),
-    "validation": ({"run_eagerly": True}, {"validation_split": 0.2}),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_fit_trains_rows_however_it_is_run(keras, sk, way):
-    compiled, fitted = WAYS[way]
-    (ours, table), (theirs, layer) = with_table(keras, sk), with_dense(keras)
-    for model in (ours, theirs):
-        model.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy", **compiled)
-    np.testing.assert_allclose(fit(ours, **fitted), fit(theirs, **fitted), rtol=1e-4)
-    check_rows(table, layer)
 
 
 def test_ids_that_a_batch_repeats_are_summed_before_they_are_squared(keras, sk):
@@ -144,59 +54,28 @@ def test_ids_that_a_batch_repeats_are_summed_before_they_are_squared(keras, sk):
     np.testing.assert_allclose(dense.embeddings.numpy()[7], [of_keras], rtol=1e-5)
 
 
-def test_mixed_precision(keras, sk):
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
-        (ours, table), (theirs, layer) = with_table(keras, sk), with_dense(keras)
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
-    for model in (ours, theirs):
-        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-        assert type(model.optimizer).__name__.startswith("LossScaleOptimizer")
-    assert ours.layers[-3].compute_dtype == "float16"
-    np.testing.assert_allclose(fit(ours), fit(theirs), rtol=1e-2)
-    check_rows(table, layer, atol=1e-2)
-    assert np.abs(table.export()[1].numpy() - ROWS).max() > 1e-3
+def test_evaluate_and_predict_change_nothing_and_evict_nothing(keras, sk):
+    table = sk.Table("small", DIM, var_type="hybrid", init_capacity=64, max_capacity=64)
+    ids = keras.Input([FIELDS], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(sk.Embedding(table, "sum")(ids)))
+    model.compile("adam", "mse", metrics=["AUC"])
+    x = np.arange(70 * FIELDS).reshape(70, FIELDS)
+    model.fit(x, Y, batch_size=10, verbose=0)
 
+    def state():
+        return [each.numpy() for each in table.variable.saved_tensors().values()]
 
-def test_callbacks_and_schedules_of_callbacks(keras, sk):
-    (ours, table), (theirs, layer) = with_table(keras, sk), with_dense(keras)
-    for model in (ours, theirs):
-        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", run_eagerly=True)
-        rates = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))
-        fit(model, epochs=3, callbacks=[rates, keras.callbacks.TerminateOnNaN()])
-    check_rows(table, layer)
-
-
-def test_evaluate_and_predict_change_nothing(keras, sk):
-    model, table = with_table(keras, sk)
-    model.compile("adam", "binary_crossentropy", metrics=["AUC"])
-    fit(model)
-    before = [each.numpy() for each in table.variable.saved_tensors().values()]
-    new = X + 1000
+    before, evicted, new = state(), table.variable.table.num_evicted, x + 10_000
+    assert evicted > 0
     model.evaluate(new, Y, verbose=0)
     model.predict(new, verbose=0)
     model.predict_on_batch(new[:3])
     model.test_on_batch(new[:3], Y[:3])
-    after = [each.numpy() for each in table.variable.saved_tensors().values()]
-    for one, other in zip(before, after, strict=True):
+    for one, other in zip(before, state(), strict=True):
         np.testing.assert_array_equal(one, other)
-    model.train_on_batch(new[:3], Y[:3])
-    assert len(table) > NUM_KEYS
-
-
-def test_a_full_table_evicts_in_fit_alone(keras, sk):
-    table = sk.Table("small", DIM, var_type="hybrid", init_capacity=64, max_capacity=64)
-    ids = keras.Input([FIELDS], dtype="int64")
-    model = keras.Model(ids, keras.layers.Dense(1)(sk.Embedding(table, "sum")(ids)))
-    model.compile("sgd", "mse", run_eagerly=True)
-    x = np.arange(70 * FIELDS).reshape(70, FIELDS)
-    model.fit(x, Y, batch_size=10, verbose=0)
-    evicted = table.variable.table.num_evicted
-    assert evicted > 0
-    model.evaluate(x + 10_000, Y, verbose=0)
-    model.predict(x + 10_000, verbose=0)
     assert table.variable.table.num_evicted == evicted
+    model.train_on_batch(new[:3], Y[:3])
+    assert table.variable.table.num_evicted > evicted and 10_000 in table
 
 
 def test_jit_compile_needs_no_thought(keras, sk):
@@ -226,10 +105,6 @@ def test_keras_takes_no_xla_on_a_machine_with_a_gpu(keras, sk, monkeypatch, hold
     table = sok.DynamicVariable(DIM, name="own", trainable=False)
 
     class Rows(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.table = table if holder == "a layer" else None
-
         def build(self, _):
             if holder == "made when it is built":
                 self.table = table
@@ -240,16 +115,17 @@ def test_keras_takes_no_xla_on_a_machine_with_a_gpu(keras, sk, monkeypatch, hold
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
-            self.table = table if holder == "the model" else None
             self.rows, self.head = Rows(), keras.layers.Dense(1)
 
         def call(self, ids):
             return self.head(self.rows(ids))
 
     model = Model()
+    if holder in ("the model", "a layer"):
+        (model if holder == "the model" else model.rows).table = table
     model.compile("sgd", "mse")
     # Keras 3 decides for or against XLA before it builds the layers.
-    if holder in ("made when it is built", "the program") and keras.__name__ == "keras":
+    if holder not in ("the model", "a layer") and keras.__name__ == "keras":
         with pytest.raises(NotImplementedError, match=r"compile\(jit_compile=False\)"):
             model.fit(X, Y, verbose=0)
         model.compile("sgd", "mse", jit_compile=False)
@@ -284,21 +160,6 @@ def test_the_arguments_of_a_wrapper_count(keras, sk):
         model.fit(X, y, batch_size=8, verbose=0)
 
 
-def test_an_optimizer_of_a_programs_own(keras, sk):
-    class Half(keras.optimizers.SGD):
-        def build(self, variables):
-            super().build(variables)
-            self.built_for = [variable.name for variable in variables]
-
-    model, table = with_table(keras, sk)
-    model.compile(Half(0.5), "binary_crossentropy")
-    theirs, layer = with_dense(keras)
-    theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    np.testing.assert_allclose(fit(model), fit(theirs), rtol=1e-4)
-    check_rows(table, layer)
-    assert not any("table" in name for name in model.optimizer.built_for)
-
-
 def test_apply_without_variables_trains_what_it_was_built_for(keras, sk):
     if keras.__name__ == "tf_keras":
         pytest.skip("its optimizers are always given the variables")
@@ -322,7 +183,7 @@ def test_apply_without_variables_trains_what_it_was_built_for(keras, sk):
 def test_a_layer_at_each_of_several_times(keras, sk, times, tmp_path):
     table = sk.Table("table", DIM)
     table.assign(np.arange(NUM_KEYS), ROWS)
-    layers = (sk.Embedding(table, "sum"), dense_layers(keras)[0])
+    layers = (sk.Embedding(table, "sum"), dense_rows(keras, ROWS))
     models, losses = [], []
     for layer in layers:
         ids = keras.Input([times, 1], dtype="int64")
@@ -331,8 +192,9 @@ def test_a_layer_at_each_of_several_times(keras, sk, times, tmp_path):
             mean = keras.layers.GlobalAveragePooling1D()(rows)
         else:
             mean = layer(keras.layers.Reshape([FIELDS])(ids))
-        both = keras.layers.Concatenate()([mean, mean])
-        models.append(keras.Model(ids, head(keras)(both)))
+        kernel = keras.initializers.Constant(KERNEL[:DIM])
+        head = keras.layers.Dense(1, "sigmoid", kernel_initializer=kernel)
+        models.append(keras.Model(ids, head(mean)))
         models[-1].compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy")
         options = {"batch_size": 8, "shuffle": False, "verbose": 0}
         losses.append(models[-1].fit(X[:, :, None], Y, **options).history["loss"])

@@ -24,11 +24,12 @@ HOLDINGS = {
     "tuple": lambda table: (table,),
     "nested": lambda table: {"a": [{"b": (table,)}]},
 }
+holding = pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
 
 
-def a_model(keras, sk, hold, table=None, is_compiled=True):
-    """A model whose sub-layer holds a table in some way, and the table."""
-    table = sk.Table("held", 2, initializer="ones") if table is None else table
+def pooling(keras, table, hold):
+    """A layer that holds a table in some way, and gives means of its rows."""
+    look_up = table if hasattr(table, "dim") else (lambda ids: tf.nn.embedding_lookup(table, ids))
 
     class Pooled(keras.layers.Layer):
         def __init__(self):
@@ -36,20 +37,34 @@ def a_model(keras, sk, hold, table=None, is_compiled=True):
             self.held = hold(table)
 
         def call(self, ids):
-            return tf.reduce_mean(table(tf.cast(ids, tf.int64)), 1)
+            return tf.reduce_mean(look_up(tf.cast(ids, tf.int64)), 1)
+
+    return Pooled()
+
+
+def a_model(keras, table, hold, is_built=True, **more):
+    """A model with such a layer, that is not compiled, and with other attributes."""
 
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
-            self.pooled, self.head = Pooled(), keras.layers.Dense(1)
+            self.pooled, self.head = pooling(keras, table, hold), keras.layers.Dense(1)
+            for name, value in more.items():
+                setattr(self, name, value)
 
         def call(self, ids):
             return self.head(self.pooled(ids))
 
     model = Model()
-    model(X)
-    if is_compiled:
-        model.compile(keras.optimizers.Adagrad(0.1), "mse", run_eagerly=True)
+    if is_built:
+        model(X)
+    return model
+
+
+def with_table(keras, sk, hold):
+    table = sk.Table("held", 2, initializer="ones")
+    model = a_model(keras, table, hold)
+    model.compile(keras.optimizers.Adagrad(0.1), "mse", run_eagerly=True)
     return model, table
 
 
@@ -57,9 +72,9 @@ def rows_of(table):
     return {int(k): tuple(row) for k, row in zip(*(e.numpy() for e in table.export()), strict=True)}
 
 
-@pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
+@holding
 def test_a_table_held_by_hand_is_trained_and_saved(keras, sk, hold, tmp_path):
-    model, table = a_model(keras, sk, hold)
+    model, table = with_table(keras, sk, hold)
     model.fit(X, Y, verbose=0)
     trained = rows_of(table)
     assert sorted(trained) == list(range(24))
@@ -80,31 +95,29 @@ def test_a_table_held_by_hand_is_trained_and_saved(keras, sk, hold, tmp_path):
     ):
         table.assign([3, 99], [[7.0, 7.0], [8.0, 8.0]])
         restore(model)
-        if not is_saved:
-            continue
-        assert rows_of(table) == trained
-        other, fresh = a_model(keras, sk, hold)
-        restore(other)
-        assert rows_of(fresh) == trained
+        if is_saved:
+            assert rows_of(table) == trained
+            other, fresh = with_table(keras, sk, hold)
+            restore(other)
+            assert rows_of(fresh) == trained
 
 
 def test_a_table_where_keras_finds_none_is_refused(keras, sk, tmp_path):
-    module = tf.Module()
+    module, path = tf.Module(), str(tmp_path / "m.weights.h5")
     module.table = sk.Table("held", 2)
-    model = a_model(keras, sk, lambda _: module, module.table, is_compiled=False)[0]
+    model = a_model(keras, module.table, lambda _: module)
     if keras.__name__ == "tf_keras":  # which finds it, but does not save it
         model.compile("sgd", "mse", run_eagerly=True)
         model.fit(X, Y, verbose=0)
         assert len(model.get_weights()[0]) == 24
         with pytest.raises(RuntimeError, match="has left 'held:0' out"):
-            model.save_weights(str(tmp_path / "m.weights.h5"))
+            model.save_weights(path)
         return
     with pytest.raises(NotImplementedError, match="'held:0' untrained"):
         model.compile("sgd", "mse")
-    with pytest.raises(NotImplementedError, match="'held:0' out"):
-        model.save_weights(str(tmp_path / "m.weights.h5"))
-    with pytest.raises(NotImplementedError, match="'held:0' out"):
-        model.get_weights()
+    for save in (lambda: model.save_weights(path), model.get_weights):
+        with pytest.raises(NotImplementedError, match="'held:0' out"):
+            save()
 
 
 def test_a_tree_of_dense_values_is_refused(keras, sk):
@@ -127,85 +140,47 @@ def test_a_tree_of_dense_values_is_refused(keras, sk):
 
 def test_a_table_that_a_call_uses_and_no_layer_holds_is_refused(keras, sk):
     held = Beside(sk.Table("beside", 2))
-    model, _ = a_model(keras, sk, lambda _: held, held.table)
+    model = a_model(keras, held.table, lambda _: held)
+    model.compile("sgd", "mse")
     with pytest.raises(Exception, match="'beside:0' untrained"):
         model.fit(X, Y, verbose=0)
 
 
-@pytest.mark.parametrize("hold", HOLDINGS.values(), ids=HOLDINGS.keys())
-def test_a_dynamic_variable_held_by_hand_is_refused_before_training(keras, sk, hold, tmp_path):
-    table = sok.DynamicVariable(2, "ones", name="dynamic")
-
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.held, self.rows = hold(table), sk.Embedding(sk.Table("ours", 2), "mean")
-
-        def call(self, ids):
-            rows = tf.nn.embedding_lookup(table, tf.cast(ids, tf.int64))
-            return self.rows(ids) + tf.reduce_mean(rows, 1)
-
-    model = Model()
-    with pytest.raises(NotImplementedError, match="'dynamic:0' untrained"):
-        model.compile("sgd", "mse")  # and has no weights yet
-    model(X)
-    with pytest.raises(NotImplementedError, match="'dynamic:0' untrained"):
-        model.fit(X, Y, verbose=0)
-    with pytest.raises(NotImplementedError, match="'dynamic:0' out"):
-        model.save_weights(str(tmp_path / "m.weights.h5"))
-    with pytest.raises(NotImplementedError, match="'dynamic:0' out"):
-        model.get_weights()
+# ---- dynamic variables beside tables; without any: tests/bridge/test_keras_guard.py --------------
 
 
-def with_dynamic(keras, table, where):
-    """A model that has a frozen layer with a table, and maybe more that holds it."""
-
-    class Rows(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.held = {"rows": [table]}
-
-        def call(self, ids):
-            return tf.reduce_mean(tf.nn.embedding_lookup(table, tf.cast(ids, tf.int64)), 1)
-
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.rows, self.head = Rows(), keras.layers.Dense(1)
-            if where == "in a layer that is not":
-                self.other = Rows()
-            if where == "in the model":
-                self.beside = table
-
-        def call(self, ids):
-            return self.head(self.rows(ids))
-
-    model = Model()
-    model.rows.trainable = False
-    return model
+@pytest.fixture
+def dynamic(sk):
+    sk.Table("ours", 2)  # whose Keras looks after tables
+    return sok.DynamicVariable(2, "ones", name="dynamic")
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
-def test_a_frozen_layer_may_have_a_dynamic_variable(keras, sk, is_eager):
-    sk.Table("ours", 2)  # whose Keras looks after tables
-    table = sok.DynamicVariable(2, "ones", name="dynamic")
-    sok.assign(table, [0, 1], [[3.0, 4.0], [5.0, 6.0]])
-    model = with_dynamic(keras, table, None)
+def test_a_frozen_layer_may_have_a_dynamic_variable(keras, dynamic, is_eager):
+    sok.assign(dynamic, [0, 1], [[3.0, 4.0], [5.0, 6.0]])
+    model = a_model(keras, dynamic, HOLDINGS["nested"])
+    model.pooled.trainable = False
     model.compile("sgd", "mse", run_eagerly=is_eager)
     model.fit(X, Y, verbose=0)
     kernel = model.head.get_weights()[0]
     model.fit(X, Y, verbose=0)
     assert np.abs(model.head.get_weights()[0] - kernel).max() > 0
-    np.testing.assert_array_equal(sok.export(table)[1][:3], [[3, 4], [5, 6], [1, 1]])
+    np.testing.assert_array_equal(sok.export(dynamic)[1][:3], [[3, 4], [5, 6], [1, 1]])
 
 
-@pytest.mark.parametrize("where", ["in a layer that is not", "in the model"])
-def test_a_dynamic_variable_that_is_not_in_frozen_layers_alone_is_refused(keras, sk, where):
-    sk.Table("ours", 2)
-    table = sok.DynamicVariable(2, "ones", name="dynamic")
-    with pytest.raises(NotImplementedError, match="'dynamic:0' untrained"):
-        with_dynamic(keras, table, where).compile("sgd", "mse")
-    model = with_dynamic(keras, table, None)
-    model.rows.trainable = True
+@holding
+def test_a_dynamic_variable_beside_frozen_layers_is_refused(keras, sk, dynamic, hold, tmp_path):
     with pytest.raises(NotImplementedError, match="in a layer that is frozen"):
-        model.compile("sgd", "mse")
+        a_model(keras, dynamic, hold, is_built=False).compile("sgd", "mse")
+    for more in (
+        {"other": pooling(keras, dynamic, hold)},
+        {"beside": hold(dynamic), "rows": sk.Embedding(sk.Table("own", 2), "mean")},
+    ):
+        model = a_model(keras, dynamic, hold, **more)
+        model.pooled.trainable = False
+        for train in (lambda m: m.compile("sgd", "mse"), lambda m: m.fit(X, Y, verbose=0)):
+            with pytest.raises(NotImplementedError, match="'dynamic:0' untrained"):
+                train(model)
+        for save in (model.get_weights, lambda m=model: m.save_weights(tmp_path / "m.weights.h5")):
+            with pytest.raises(NotImplementedError, match="'dynamic:0' out"):
+                save()

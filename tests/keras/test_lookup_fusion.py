@@ -1,5 +1,6 @@
 """Layers of a functional model share a lookup where its graph says what they get."""
 
+import gc
 import weakref
 
 import numpy as np
@@ -13,6 +14,7 @@ N, DIM = 20, 3
 RNG = np.random.default_rng(0)
 X = {"a": RNG.integers(0, 9, N), "b": RNG.integers(0, 9, (N, 2)), "c": RNG.integers(0, 9, N)}
 Y = RNG.normal(size=(N, 1)).astype(np.float32)
+TOGETHER = [["t_a", "t_b", "t_c"]]
 SEEN = []
 
 
@@ -37,11 +39,15 @@ def inputs_of(keras):
     return {name: keras.Input(shapes[name], dtype="int64", name=name) for name in X}
 
 
-def model_of(keras, sk, rows_of):
-    """A model of the rows that a function makes of inputs and tables."""
-    inputs = inputs_of(keras)
-    tables = {name: sk.Table(f"t_{name}", DIM) for name in X}
-    rows = [keras.layers.Flatten()(each) for each in rows_of(inputs, tables)]
+def rows_and_tables(keras, sk, rows_of=None):
+    """Inputs, flat rows that a function makes of inputs and tables, and the tables."""
+    inputs, tables = inputs_of(keras), {name: sk.Table(f"t_{name}", DIM) for name in X}
+    rows = (rows_of or a_layer_each)(sk, inputs, tables)
+    return inputs, [keras.layers.Flatten()(each) for each in rows], tables
+
+
+def model_of(keras, sk, rows_of=None):
+    inputs, rows, tables = rows_and_tables(keras, sk, rows_of)
     x = keras.layers.Concatenate()(rows)
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(x))
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -54,15 +60,12 @@ def fit(model, x=X):
     return model.fit(x, Y, **options).history["loss"]
 
 
-def a_layer_each(sk):
-    def rows_of(inputs, tables):
-        return [
-            sk.Embedding(tables["a"])(inputs["a"]),
-            sk.Embedding(tables["b"], "mean")(inputs["b"]),
-            tables["c"](inputs["c"]),
-        ]
-
-    return rows_of
+def a_layer_each(sk, inputs, tables):
+    return [
+        sk.Embedding(tables["a"])(inputs["a"]),
+        sk.Embedding(tables["b"], "mean")(inputs["b"]),
+        tables["c"](inputs["c"]),
+    ]
 
 
 def content(tables):
@@ -70,13 +73,16 @@ def content(tables):
 
 
 def test_a_step_is_one_lookup_and_trains_as_several_do(keras, sk, lookups, monkeypatch):
-    found, expected = (model_of(keras, sk, a_layer_each(sk)) for _ in range(2))
+    found, expected = (model_of(keras, sk) for _ in range(2))
     loss = fit(found[0])
-    assert lookups() == [["t_a", "t_b", "t_c"]]
+    assert lookups() == TOGETHER
     for call, data in ((found[0].evaluate, [X, Y]), (found[0].predict, [X])):
         SEEN.clear()
         call(*data, verbose=0, batch_size=5)
-        assert lookups() == [["t_a", "t_b", "t_c"]]
+        assert lookups() == TOGETHER
+    # Ids (n, 1) for an input of (n,): Keras drops the last dimension.
+    assert fit(model_of(keras, sk)[0], {**X, "a": X["a"][:, None].astype(np.int32)}) == loss
+    assert lookups() == TOGETHER
     monkeypatch.setattr(lookup_fusion, "_fused_layers", lambda model: [])
     assert fit(expected[0]) == loss
     assert lookups() == [["t_a"], ["t_b"], ["t_c"]]
@@ -84,69 +90,59 @@ def test_a_step_is_one_lookup_and_trains_as_several_do(keras, sk, lookups, monke
         np.testing.assert_array_equal(one, other)
 
 
-def test_layers_of_several_features_are_in_it(keras, sk, lookups):
-    def rows_of(inputs, tables):
-        both = sk.Embeddings({"a": tables["a"], "b": (tables["b"], "sum")})
-        return [*both(inputs).values(), sk.Embedding(tables["c"])(inputs["c"])]
-
-    model, _ = model_of(keras, sk, rows_of)
-    fit(model)
-    assert lookups() == [["t_a", "t_b", "t_c"]]
+def of_several_features(keras, sk, inputs, tables):
+    both = sk.Embeddings({"a": tables["a"], "b": (tables["b"], "sum")})
+    return [*both(inputs).values(), sk.Embedding(tables["c"])(inputs["c"])]
 
 
-def weighted(sk, keras, inputs, tables):
-    weights = keras.ops.ones_like(inputs["b"]) if keras.__name__ == "keras" else None
-    more = {} if weights is None else {"weights": keras.ops.cast(weights, "float32")}
-    return sk.Embedding(tables["b"], "mean")(inputs["b"], **more)
+def alone(made_of):
+    """The other two layers, and a layer of the table of b that gets something else."""
+
+    def rows_of(keras, sk, inputs, tables):
+        own = made_of(keras, sk.Embedding(tables["b"], "mean"), inputs["b"])
+        return [own, sk.Embedding(tables["a"])(inputs["a"]), tables["c"](inputs["c"])]
+
+    return rows_of
 
 
-ALONE = {
-    "made by a layer": lambda sk, keras, inputs, tables: sk.Embedding(tables["b"], "mean")(
-        keras.layers.Reshape([2])(inputs["b"])
-    ),
-    "with an argument": lambda sk, keras, inputs, tables: sk.Embedding(tables["b"], "mean")(
-        inputs["b"], training=False
-    ),
-    "with weights": weighted,
+def weighted(keras, layer, ids):
+    if keras.__name__ == "tf_keras":  # which has no operations on inputs by that name
+        return layer(ids, training=False)
+    return layer(ids, weights=keras.ops.cast(keras.ops.ones_like(ids), "float32"))
+
+
+def called_twice(keras, sk, inputs, tables):
+    layer = tables["b"]
+    rest = [sk.Embedding(tables["a"])(inputs["a"]), tables["c"](inputs["c"])]
+    return [layer(inputs["b"]), layer(inputs["c"]), *rest]
+
+
+APART = [["t_a", "t_c"], ["t_b"]]
+CASES = {
+    "layers of several features": (of_several_features, TOGETHER),
+    "made by a layer": (alone(lambda k, layer, ids: layer(k.layers.Reshape([2])(ids))), APART),
+    "with an argument": (alone(lambda k, layer, ids: layer(ids, training=False)), APART),
+    "with weights": (alone(weighted), APART),
+    "called twice": (called_twice, APART),
 }
 
 
-@pytest.mark.parametrize("how", ALONE)
-def test_a_layer_that_gets_something_else_looks_up_by_itself(keras, sk, lookups, how):
-    if how == "with weights" and keras.__name__ == "tf_keras":
-        pytest.skip("tf_keras has no operations on inputs by that name")
-
-    def rows_of(inputs, tables):
-        alone = ALONE[how](sk, keras, inputs, tables)
-        return [alone, sk.Embedding(tables["a"])(inputs["a"]), tables["c"](inputs["c"])]
-
-    model, _ = model_of(keras, sk, rows_of)
+@pytest.mark.parametrize("case", CASES)
+def test_which_layers_look_up_together(keras, sk, lookups, case):
+    rows_of, expected = CASES[case]
+    model, tables = model_of(keras, sk, lambda *args: rows_of(keras, *args))
     fit(model)
-    assert lookups() == [["t_a", "t_c"], ["t_b"]]
-
-
-def test_a_layer_that_is_called_twice_looks_up_by_itself(keras, sk, lookups):
-    def rows_of(inputs, tables):
-        layer = tables["a"]
-        rest = [sk.Embedding(tables["b"], "sum")(inputs["b"]), tables["c"](inputs["c"])]
-        return [layer(inputs["a"]), layer(inputs["c"]), *rest]
-
-    model, tables = model_of(keras, sk, rows_of)
-    fit(model)
-    assert lookups() == [["t_a"], ["t_b", "t_c"]]
-    assert len(tables["a"]) == len(np.unique(np.concatenate([X["a"], X["c"]])))
+    assert lookups() == expected
+    if case == "called twice":
+        assert len(tables["b"]) == len(np.unique([*X["b"].ravel(), *X["c"]]))
 
 
 def test_a_part_of_a_model_looks_up_for_its_own_layers_alone(keras, sk, lookups):
     """All inputs of the whole are inputs of the part, which uses two of them."""
-    inputs = inputs_of(keras)
-    tables = {name: sk.Table(f"t_{name}", DIM) for name in X}
-    rows = [keras.layers.Flatten()(each) for each in a_layer_each(sk)(inputs, tables)]
-    whole = keras.Model(inputs, keras.layers.Concatenate()(rows))
-    fit_of_whole = keras.layers.Dense(1)(whole.output)
-    trained = keras.Model(inputs, fit_of_whole)
-    trained.compile("sgd", "mse")
-    fit(trained)
+    inputs, rows, tables = rows_and_tables(keras, sk)
+    whole = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
+    whole.compile("sgd", "mse")
+    fit(whole)
     used = {name: inputs[name] for name in "ab"}
     part = keras.Model(used, keras.layers.Concatenate()(rows[:2]))
     part.compile("sgd", "mse")
@@ -157,42 +153,40 @@ def test_a_part_of_a_model_looks_up_for_its_own_layers_alone(keras, sk, lookups)
 
 
 def test_a_model_in_a_model_does_so_too(keras, sk, lookups):
-    inputs = inputs_of(keras)
-    tables = {name: sk.Table(f"t_{name}", DIM) for name in X}
-    rows = [keras.layers.Flatten()(each) for each in a_layer_each(sk)(inputs, tables)]
+    inputs, rows, _ = rows_and_tables(keras, sk)
     tower = keras.Model(inputs, keras.layers.Concatenate()(rows), name="tower")
     again = inputs_of(keras)
     model = keras.Model(again, keras.layers.Dense(1)(tower(again)))
     model.compile("sgd", "mse")
     fit(model)
-    assert lookups() == [["t_a", "t_b", "t_c"]]
+    assert lookups() == TOGETHER
 
 
 def test_frozen_tables_read_while_others_train(keras, sk, lookups):
-    model, tables = model_of(keras, sk, a_layer_each(sk))
+    model, tables = model_of(keras, sk)
     tables["b"].trainable = False
     model.compile(keras.optimizers.SGD(0.1), "mse")
     fit(model)
-    assert lookups() == [["t_a", "t_c"], ["t_b"]]
+    assert lookups() == APART
     assert [len(table) > 0 for table in tables.values()] == [True, False, True]
 
 
-def test_a_column_of_ids_is_what_the_input_says(keras, sk, lookups):
-    """Ids (n, 1) for an input of (n,): Keras drops the last dimension."""
-    model, _ = model_of(keras, sk, a_layer_each(sk))
-    columns = {**X, "a": X["a"][:, None].astype(np.int32)}
-    losses = fit(model, columns)
-    assert lookups() == [["t_a", "t_b", "t_c"]]
-    other, _ = model_of(keras, sk, a_layer_each(sk))
-    assert fit(other) == losses
+def test_sparse_ids_are_what_keras_makes_of_them(keras, sk, lookups):
+    """A dense Input has dense ones made of them."""
+    if keras.__name__ == "tf_keras":
+        pytest.skip("its inputs stay sparse")
+    inputs, rows, _ = rows_and_tables(keras, sk)
+    model = keras.Model(inputs, rows)
+    b = tf.sparse.from_dense(tf.constant(X["b"]))
+    SEEN.clear()
+    model({name: tf.constant(ids) for name, ids in X.items()} | {"b": b})
+    assert lookups() == APART
 
 
 def test_models_are_gone_with_what_was_noted_of_their_layers(keras, sk):
-    import gc
-
     def layers_of_a_model():
         """In a function: who looks at a frame's locals keeps what they were until it returns."""
-        model, _ = model_of(keras, sk, a_layer_each(sk))
+        model, _ = model_of(keras, sk)
         fit(model)
         # Layers of other tests may be here as well, and go at any time.
         return [weakref.ref(layer) for layer in model.layers if layer in lookup_fusion._places]
@@ -205,67 +199,57 @@ def test_models_are_gone_with_what_was_noted_of_their_layers(keras, sk):
     assert [layer() for layer in layers] == [None] * 3
 
 
-class Within:
-    """A layer that calls another, on what it is called with."""
-
-    @staticmethod
-    def made(keras, inner):
-        class Tower(keras.layers.Layer):
-            def __init__(self):
-                super().__init__()
-                self.inner = inner
-
-            def call(self, ids):
-                return self.inner(ids)
-
-            def compute_output_shape(self, shape):
-                return (*shape, DIM)
-
-        return Tower()
+# ---- each layer gives its own rows ---------------------------------------------------------------
 
 
 def outputs_of(keras, sk, rows_of):
-    """A model whose outputs are rows, after a `predict`."""
-    inputs = inputs_of(keras)
-    tables = {name: sk.Table(f"t_{name}", DIM) for name in X}
+    """A model whose outputs are rows, of numbers that say table and key, after a `predict`."""
+    inputs, tables = inputs_of(keras), {name: sk.Table(f"t_{name}", DIM) for name in X}
     for number, table in enumerate(tables.values()):
         keys = np.arange(30)
         table.assign(keys, np.repeat(100.0 * number + keys[:, None], DIM, 1).astype("f4"))
     model = keras.Model(inputs, rows_of(inputs, tables))
     model.predict(X, verbose=0)
-    return model, tables
+    return model
 
 
-def test_a_layer_that_another_one_calls_too_gives_each_its_own_rows(keras, sk):
-    def rows_of(inputs, tables):
-        shared = sk.Embedding(tables["a"])
-        clicked = Within.made(keras, shared)(inputs["c"])
-        return [clicked, shared(inputs["a"]), sk.Embedding(tables["c"])(inputs["c"])]
+def test_layers_that_others_call_or_that_are_of_other_classes_give_their_own_rows(keras, sk):
+    class Tower(keras.layers.Layer):
+        """Calls another layer on what it is called with."""
 
-    model, _ = outputs_of(keras, sk, rows_of)
-    clicked, own, other = model.predict(X, verbose=0)
-    np.testing.assert_array_equal(clicked[:, 0], X["c"])
-    np.testing.assert_array_equal(own[:, 0], X["a"])
-    np.testing.assert_array_equal(other[:, 0], 200 + X["c"])
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
 
+        def call(self, ids):
+            return self.inner(ids)
 
-def test_a_layer_of_a_class_of_a_programs_own_looks_up_what_it_says(keras, sk):
+        def compute_output_shape(self, shape):
+            return (*shape, DIM)
+
     class Modulo(sk.Embedding):
         def call(self, ids, weights=None, training=None):
             return super().call(ids % 4, weights, training)
 
-    def rows_of(inputs, tables):
+    def with_a_tower(inputs, tables):
+        shared = sk.Embedding(tables["a"])
+        clicked = Tower(shared)(inputs["c"])
+        return [clicked, shared(inputs["a"]), sk.Embedding(tables["c"])(inputs["c"])]
+
+    def of_another_class(inputs, tables):
         more = [sk.Embedding(tables[name])(inputs[name]) for name in "bc"]
         return [Modulo(tables["a"])(inputs["a"]), *more]
 
-    model, _ = outputs_of(keras, sk, rows_of)
-    found = model.predict(X, verbose=0)
+    found = outputs_of(keras, sk, with_a_tower).predict(X, verbose=0)
+    for rows, expected in zip(found, (X["c"], X["a"], 200 + X["c"]), strict=True):
+        np.testing.assert_array_equal(rows[:, 0], expected)
+    found = outputs_of(keras, sk, of_another_class).predict(X, verbose=0)
     np.testing.assert_array_equal(found[0][:, 0], X["a"] % 4)
     np.testing.assert_array_equal(found[2][:, 0], 200 + X["c"])
 
 
 def test_a_model_is_called_as_before(keras, sk):
-    model, _ = outputs_of(keras, sk, lambda inputs, tables: a_layer_each(sk)(inputs, tables))
+    model = outputs_of(keras, sk, lambda *args: a_layer_each(sk, *args))
     tensors = {name: tf.constant(ids) for name, ids in X.items()}
     expected = model(tensors)
     calls = [model(inputs=tensors), model(tensors, training=False)]
@@ -278,17 +262,3 @@ def test_a_model_is_called_as_before(keras, sk):
     plain = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(ids))
     np.testing.assert_array_equal(plain(inputs=tf.ones([2, 3])), [[3.0], [3.0]])
     np.testing.assert_array_equal(plain(tf.ones([2, 3]), training=True), [[3.0], [3.0]])
-
-
-def test_sparse_ids_are_what_keras_makes_of_them(keras, sk, lookups):
-    """A dense Input has dense ones made of them."""
-    if keras.__name__ == "tf_keras":
-        pytest.skip("its inputs stay sparse")
-    inputs = inputs_of(keras)
-    tables = {name: sk.Table(f"t_{name}", DIM) for name in X}
-    rows = [keras.layers.Flatten()(each) for each in a_layer_each(sk)(inputs, tables)]
-    model = keras.Model(inputs, rows)
-    b = tf.sparse.from_dense(tf.constant(X["b"]))
-    SEEN.clear()
-    model({name: tf.constant(ids) for name, ids in X.items()} | {"b": b})
-    assert lookups() == [["t_a", "t_c"], ["t_b"]]

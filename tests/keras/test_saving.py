@@ -187,22 +187,20 @@ WHOLES = {
 }
 
 
-@pytest.mark.parametrize("whole", WHOLES)
-def test_dump_and_load_take_what_holds_tables(keras, sk, model, tmp_path, whole):
-    sok.dump(tmp_path / "t", WHOLES[whole](model))
-    assert sorted(manifest.read(tmp_path / "t").tables) == ["city", "item", "user"]
-    sok.dump(tmp_path / "t", WHOLES[whole](model), incremental=True)
+def test_dump_and_load_take_what_holds_tables(keras, sk, model, tmp_path):
     other = fresh(keras, sk)
-    sok.load(tmp_path / "t", WHOLES[whole](other))
-    check_equal(content(other), content(model))
-    shown = {table.name: table.keys for table in sok.report(WHOLES[whole](other)).tables}
-    assert shown == {name: len(table) for name, table in tables_of(model).items()}
-
-
-def test_keys_of_late_are_those_of_each_table_of_a_model(keras, sk, model):
-    long_ago = datetime.datetime(2020, 1, 1)
+    for name, whole in WHOLES.items():
+        sok.dump(tmp_path / name, whole(model))
+        assert sorted(manifest.read(tmp_path / name).tables) == ["city", "item", "user"]
+        sok.dump(tmp_path / name, whole(model), incremental=True)
+        for table in tables_of(other).values():
+            table.clear()
+        sok.load(tmp_path / name, whole(other))
+        check_equal(content(other), content(model))
+        shown = {table.name: table.keys for table in sok.report(whole(other)).tables}
+        assert shown == {name: len(table) for name, table in tables_of(model).items()}
     tables = tables_of(model)
-    keys, rows = sok.incremental_model_dump(model, long_ago)
+    keys, rows = sok.incremental_model_dump(model, datetime.datetime(2020, 1, 1))
     for name, found, values in zip(sorted(tables), keys, rows, strict=True):
         np.testing.assert_array_equal(found, tables[name].export()[0], err_msg=name)
         np.testing.assert_array_equal(values, tables[name].export()[1], err_msg=name)
@@ -267,66 +265,6 @@ def test_load_weights_gives_tables_and_states(keras, sk, model, tmp_path):
     other = fresh(keras, sk)
     other.load_weights(tmp_path / "m.weights.h5")
     check_goes_on(model, other)
-
-
-@pytest.mark.parametrize("form", ["m.keras", "m.weights.h5"])
-def test_model_checkpoint_keeps_the_best(keras, sk, tmp_path, form):
-    model, path = compiled(keras, sk), str(tmp_path / form)
-    contents = []
-
-    class Watch(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            contents.append(content(self.model))
-
-    worse = batches().map(lambda x, y: (x, 1 - y))
-    best = keras.callbacks.ModelCheckpoint(
-        path,
-        monitor="val_loss",
-        save_best_only=True,
-        save_weights_only=form.endswith("h5"),
-    )
-    model.fit(batches(), validation_data=worse, epochs=3, verbose=0, callbacks=[Watch(), best])
-    if form.endswith("h5"):
-        loaded = fresh(keras, sk)
-        loaded.load_weights(path)
-    else:
-        loaded = keras.models.load_model(path)
-    check_equal(content(loaded), contents[0])  # the loss of what is not learnt rises
-
-
-def test_early_stopping_rolls_back(keras, sk):
-    model, contents = compiled(keras, sk), []
-
-    class Watch(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            contents.append((content(self.model), self.model.get_weights()))
-
-    worse = batches().map(lambda x, y: (x, 1 - y))
-    stop = keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)
-    model.fit(batches(), validation_data=worse, epochs=9, verbose=0, callbacks=[Watch(), stop])
-    assert len(contents) == 3
-    check_equal(content(model), contents[0][0])
-    for found, expected in zip(model.get_weights(), contents[0][1], strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.full_only("tests/ranks/test_keras_fit.py has a backup too")
-def test_backup_and_restore_goes_on_after_a_fault(keras, sk, tmp_path):
-    class Fault(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                raise RuntimeError("power is off")
-
-    def backup():
-        return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
-
-    whole = compiled(keras, sk)
-    whole.fit(batches(), epochs=4, verbose=0)
-    with pytest.raises(RuntimeError, match="power is off"):
-        compiled(keras, sk).fit(batches(), epochs=4, verbose=0, callbacks=[backup(), Fault()])
-    again = fresh(keras, sk)
-    again.fit(batches(), epochs=4, verbose=0, callbacks=[backup()])
-    check_equal(content(again), content(whole))
 
 
 # ---- which optimizer goes on ---------------------------------------------------------------------
@@ -507,31 +445,25 @@ def test_a_table_is_not_shared_by_halves(keras, sk):
     assert "shared" not in sk.Table("alone", 2).get_config()
 
 
-def test_layers_that_share_a_table_are_saved_with_one(keras, sk, tmp_path):
+@pytest.mark.parametrize("in_towers", [False, True])
+def test_layers_that_share_a_table_are_saved_with_one(keras, sk, tmp_path, in_towers):
+    """In a model, and in models within a model."""
     table, ids = sk.Table("shared", 2), keras.Input([3], dtype="int64")
-    layers = [sk.Embedding(table, c, name=c) for c in ("sum", "mean")]
-    model = keras.Model(ids, keras.layers.Concatenate()([layer(ids) for layer in layers]))
-    table.assign([1, 2], [[1.0, 2], [3, 4]])
-    model.save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
-    assert loaded.get_layer("sum").tables["shared"] is loaded.get_layer("mean").tables["shared"]
-    rows = [[7, 10, 7 / 3, 10 / 3]]
-    np.testing.assert_allclose(loaded(np.array([[1, 2, 2]])), rows, rtol=1e-6)
-
-
-def test_models_within_a_model_that_share_a_table_are_saved_with_one(keras, sk, tmp_path):
-    table, ids = sk.Table("shared", 2), keras.Input([3], dtype="int64")
-    towers = []
+    parts = []
     for combiner in ("sum", "mean"):
+        layer = sk.Embedding(table, combiner, name=combiner)
         own = keras.Input([3], dtype="int64")
-        rows = sk.Embedding(table, combiner, name=combiner)(own)
-        towers.append(keras.Model(own, rows, name=f"tower_{combiner}"))
-    model = keras.Model(ids, keras.layers.Concatenate()([tower(ids) for tower in towers]))
+        tower = keras.Model(own, layer(own), name=f"tower_{combiner}") if in_towers else layer
+        parts.append(tower(ids))
+    model = keras.Model(ids, keras.layers.Concatenate()(parts))
     table.assign([1, 2], [[1.0, 2], [3, 4]])
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
-    theirs = [loaded.get_layer(f"tower_{c}").get_layer(c).tables for c in ("sum", "mean")]
-    assert theirs[0]["shared"] is theirs[1]["shared"]
+    theirs = []
+    for combiner in ("sum", "mean"):
+        whole = loaded.get_layer(f"tower_{combiner}") if in_towers else loaded
+        theirs.append(whole.get_layer(combiner).tables["shared"])
+    assert theirs[0] is theirs[1]
     rows = [[7, 10, 7 / 3, 10 / 3]]
     np.testing.assert_allclose(loaded(np.array([[1, 2, 2]])), rows, rtol=1e-6)
 
@@ -548,20 +480,17 @@ def test_a_subclassed_model_is_loaded_with_its_dense_weights(keras, sk, tmp_path
         def call(self, ids):
             return self.dense(self.rows(ids))
 
-        def get_config(self):
-            return {}
-
     ids, labels = np.arange(20).reshape(10, 2), np.linspace(0, 1, 10)[:, None]
     ids = tf.constant(ids.astype(str) if key_type is str else ids)
     model = Subclassed()
     model.compile("adam", "mse")
-    model.fit(ids, labels, epochs=2, verbose=0)
+    model.fit(ids, labels, verbose=0)
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(loaded(ids), model(ids))
-    for each in (model, loaded):
-        each.fit(ids, labels, verbose=0, shuffle=False)
-    np.testing.assert_array_equal(loaded(ids), model(ids))
+    for _ in range(2):
+        np.testing.assert_array_equal(loaded(ids), model(ids))
+        for each in (model, loaded):
+            each.fit(ids, labels, verbose=0, shuffle=False)
 
 
 def test_an_input_of_floats_is_refused_where_the_model_is_made(keras, sk):
@@ -585,20 +514,16 @@ def test_features_in_each_container_are_loaded(keras, sk, tmp_path, container, n
     model = keras.Model(inputs, keras.layers.Dense(1)(sum(rows[1:], rows[0])))
     model.compile("sgd", "mse", run_eagerly=True)
     x = [np.arange(6).reshape(2, 3) + i for i in range(num)]
-    model.train_on_batch(x if num > 1 else x[0], np.ones([2, 1]))
+    x = x if num > 1 else x[0]
+    model.train_on_batch(x, np.ones([2, 1]))
     model.save(tmp_path / "m.keras")
-    for made in (
-        keras.models.load_model(tmp_path / "m.keras"),
-        type(model).from_config(model.get_config()),
-        keras.models.model_from_json(model.to_json()),
-    ):
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    for made in (loaded, *(copied(keras, model) for copied in COPIES.values())):
         found = made.get_layer("rows").features_of()
-        assert [(each.combiner, each.mask_value) for each in found] == [("mean", 0), ("sum", None)][
-            :num
-        ]
+        known = [(each.combiner, each.mask_value) for each in found]
+        assert known == [("mean", 0), ("sum", None)][:num]
         made.set_weights(model.get_weights())
-        given = x if num > 1 else x[0]
-        np.testing.assert_array_equal(made.predict_on_batch(given), model.predict_on_batch(given))
+        np.testing.assert_array_equal(made.predict_on_batch(x), model.predict_on_batch(x))
 
 
 def test_config_of_all_arguments(keras, sk):

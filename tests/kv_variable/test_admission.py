@@ -29,6 +29,7 @@ def keys_of(here, variable):
     return here.run(variable.export)[0].tolist()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("threshold", [0, 1, 2, 3])
 def test_a_key_is_admitted_when_it_was_seen_often_enough(here, made, threshold):
     variable = made(enter_threshold=threshold, initializer=tf1.ones_initializer())
@@ -45,15 +46,11 @@ def test_a_key_is_admitted_when_it_was_seen_often_enough(here, made, threshold):
         assert counts.tolist() == [*seen.values(), 0] and counts.dtype == np.int64
         assert here.run(lambda: variable.total_count) == len(admitted)
         assert here.run(lambda: variable.total_freq) == sum(seen[key] for key in admitted)
-
-
-def test_a_key_below_the_threshold_gives_its_initial_value_in_training(here, made):
-    """TFPlus gives it so as well; a prediction gives zeros, as of any key without a row."""
-    variable = made(enter_threshold=3, initializer=tf1.ones_initializer())
-    rows = look_up(here, variable, [4, 4])
-    predicted = here.run(lambda ids: kv.embedding_lookup(variable, ids, training=False), [4])
+    # A prediction gives zeros, as of any key without a row; training what TFPlus gives as well.
+    predicted = here.run(lambda ids: kv.embedding_lookup(variable, ids, training=False), [99, 9])
+    assert (predicted[0] == 0).all() and (predicted[1] == (threshold <= 1)).all()
+    rows = look_up(here, variable, [99, 99])
     assert (rows == rows[0]).all() and rows[0, 0] in (0.0, 1.0)
-    assert (predicted == 0).all() and keys_of(here, variable) == []
 
 
 def test_no_row_before_admission():
@@ -201,19 +198,7 @@ def test_what_a_partition_removes_are_its_keys_without_a_row_as_well():
             assert session.run(counting).tolist() == [0, 0, 0, 0]
 
 
-def test_the_default_is_seven_days(now):
-    variable = get_kv_variable("kv", 2)
-    tf.nn.embedding_lookup(variable, [5])
-    now.time += 6.9 * 86400
-    assert variable.delete_with_timestamp().shape == (0,)
-    now.time += 0.2 * 86400
-    assert variable.delete_with_timestamp().numpy().tolist() == [5]
-    for wrong in ({"threshold": -1}, {"seconds": float("nan")}):
-        with pytest.raises(ValueError, match="0 or more"):
-            variable.delete_with_timestamp(**wrong)
-
-
-def test_written_keys_expire_from_the_write_on(now):
+def test_the_default_is_seven_days_and_written_keys_expire_from_the_write_on(now):
     variable = get_kv_variable("kv", 2)
     for keys in ([1, 2], [2, 3]):
         kv.insert_kv_embedding(variable, keys, [[1.0, 1.0]] * 2)
@@ -221,9 +206,16 @@ def test_written_keys_expire_from_the_write_on(now):
     start = 1_000_000_000
     assert variable.get_timestamp([1, 2, 3]).numpy().tolist() == [start, start + 1000, start + 1000]
     assert variable.delete_with_timestamp(seconds=1500).numpy().tolist() == [1]
+    now.time += 6.9 * 86400
+    assert variable.delete_with_timestamp().shape == (0,)
+    now.time += 0.2 * 86400
+    assert variable.delete_with_timestamp().numpy().tolist() == [2, 3]
+    for wrong in ({"threshold": -1}, {"seconds": float("nan")}):
+        with pytest.raises(ValueError, match="0 or more"):
+            variable.delete_with_timestamp(**wrong)
 
 
-def test_delete_removes_rows_counts_and_states(here, made):
+def test_delete_removes_rows_and_counts(here, made):
     variable = made(enter_threshold=2, initializer=tf1.ones_initializer())
     look_up(here, variable, [5, 5, -6, -6, 7])
     here.run(variable.delete, [[5, 7], [99, 5]])

@@ -51,22 +51,16 @@ def test_a_scope_that_reuses_finds_the_variable(mode, reuse, parts, made):
     assert len(first) == (parts or 1) if parts else isinstance(first, kv.KvVariable)
 
 
-def test_auto_reuse_makes_what_is_missing(mode):
+def test_a_name_is_made_once_and_reused_where_the_scope_says_so(mode):
     with tf1.variable_scope("a", reuse=tf1.AUTO_REUSE):
         assert get_kv_variable("new", 2) is get_kv_variable("new", 2)
-
-
-def test_a_scope_that_only_reuses_makes_none():
-    with tf.Graph().as_default(), tf1.variable_scope("a", reuse=True):
-        with pytest.raises(ValueError, match="a/other does not exist"):
-            get_kv_variable("other", 2)
-
-
-def test_without_reuse_a_graph_has_a_name_once():
     with tf.Graph().as_default():
         get_kv_variable("kv", 2)
         with pytest.raises(ValueError, match="kv already exists"):
             get_kv_variable("kv", 2)
+        with tf1.variable_scope("a", reuse=True):
+            with pytest.raises(ValueError, match="a/other does not exist"):
+                get_kv_variable("other", 2)
 
 
 def occupy_name_scope():
@@ -153,21 +147,17 @@ def test_in_eager_mode_a_name_is_of_what_the_program_keeps():
     assert get_kv_variable("twice", 4).embedding_dim == 4
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"embedding_dim": 5},
-        {"embedding_dim": 4, "key_dtype": tf.int32},
-        {"embedding_dim": 4, "value_dtype": tf.float16},
-    ],
-)
-def test_another_form_is_refused(mode, form):
+def test_another_form_is_refused(mode):
     kept = get_kv_variable("kv", 4)
     with tf1.variable_scope("", reuse=True):
-        assert get_kv_variable("kv") is kept
-        with pytest.raises(ValueError, match=r"Trying to share variable kv.*Received"):
-            get_kv_variable("kv", **form)
-        assert get_kv_variable("kv") is kept
+        for form in (
+            {"embedding_dim": 5},
+            {"embedding_dim": 4, "key_dtype": tf.int32},
+            {"embedding_dim": 4, "value_dtype": tf.float16},
+        ):
+            with pytest.raises(ValueError, match=r"Trying to share variable kv.*Received"):
+                get_kv_variable("kv", **form)
+            assert get_kv_variable("kv") is kept
 
 
 def test_the_scopes_initializer_partitioner_and_constraint_hold(mode):
@@ -199,10 +189,7 @@ def test_the_scopes_regularizer_holds():
             get_kv_variable("own", 2, regularizer=lambda v: tf.reduce_max(v))
         names = [loss.op.type for loss in tf1.losses.get_regularization_losses()]
         assert names == ["Mul", "Max"]
-
-
-def test_a_regularizer_is_refused_where_nothing_collects_it():
-    with pytest.raises(NotImplementedError, match="TF1 graph"):
+    with pytest.raises(NotImplementedError, match="TF1 graph"):  # where nothing collects it
         get_kv_variable("kv", 2, regularizer=tf.reduce_sum)
 
 
@@ -249,55 +236,53 @@ def test_a_variable_that_is_not_trainable_has_no_gradient(parts, made):
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({}, TypeError, "`embedding_dim` must be an integer.*None"),
-        ({"embedding_dim": 2.0}, TypeError, "`embedding_dim`"),
-        ({"embedding_dim": [2, 3]}, TypeError, "`embedding_dim`"),
-        ({"embedding_dim": True}, TypeError, "`embedding_dim`"),
-        ({"embedding_dim": 0}, ValueError, "at least 1"),
-        ({"embedding_dim": 2, "key_dtype": tf.string}, ValueError, "to_hash_bucket_fast"),
-        ({"embedding_dim": 2, "key_dtype": tf.uint64}, ValueError, "`key_dtype`.*uint64"),
-        ({"embedding_dim": 1000, "key_dtype": 16}, TypeError, "key_dtype=16. A table has a dim"),
-        ({"embedding_dim": 2, "value_dtype": 1}, TypeError, "`value_dtype`.*value_dtype=1"),
-        ({"embedding_dim": 2, "value_dtype": tf.int32}, ValueError, "`value_dtype`.*int32"),
-        ({"embedding_dim": 2, "value_dtype": tf.float64}, ValueError, "`value_dtype`.*float64"),
-        ({"embedding_dim": 2, "constraint": tf.nn.relu}, NotImplementedError, "constraint"),
-        ({"embedding_dim": 2, "enter_threshold": -1}, ValueError, "negative"),
-        ({"embedding_dim": 2, "enter_threshold": 1.5}, TypeError, "integer"),
-        ({"embedding_dim": 2, "kv_options": {}}, TypeError, "KvOptions"),
-        ({"embedding_dim": 2, "partitioner": lambda **_: [2, 2]}, NotImplementedError, "axis 0"),
-        ({"embedding_dim": 2, "partitioner": lambda **_: [0]}, ValueError, "number of partitions"),
-        ({"embedding_dim": 2, "partitioner": 3}, TypeError, "`partitioner` must be callable.*3"),
-        ({"embedding_dim": 2, "regularizer": 0.1}, TypeError, "`regularizer` must be callable"),
-        ({"embedding_dim": 2, "trainable": "no"}, TypeError, "`trainable` must be.*'no'"),
-        ({"embedding_dim": 2, "trainable": 1}, TypeError, "`trainable` must be True, False"),
-        ({"embedding_dim": 2, "collections": "own"}, TypeError, "`collections` must be.*'own'"),
-        ({"embedding_dim": 2, "collections": [1]}, TypeError, "`collections` must be a list"),
-        ({"embedding_dim": 2, "initializer": tf.ones([3])}, ValueError, r"\(2,\).*\(3,\)"),
-        ({"embedding_dim": 2, "initializer": np.eye(3)}, ValueError, r"\(n, 2\)"),
-    ],
-)
-def test_arguments_that_do_not_fit(mode, arguments, error, words):
-    with pytest.raises(error, match=words):
-        get_kv_variable("wrong", **arguments)
-    assert get_kv_variable("wrong", 7).embedding_dim == 7  # nothing was made
+WRONG = [
+    ({"embedding_dim": None}, TypeError, "`embedding_dim` must be an integer.*None"),
+    *(({"embedding_dim": dim}, TypeError, "`embedding_dim`") for dim in (2.0, [2, 3], True, "2")),
+    ({"embedding_dim": 0}, ValueError, "at least 1"),
+    ({"key_dtype": tf.string}, ValueError, "to_hash_bucket_fast"),
+    ({"key_dtype": tf.uint64}, ValueError, "`key_dtype`.*uint64"),
+    ({"key_dtype": tf.float32}, ValueError, "`key_dtype`.*float32"),
+    ({"embedding_dim": 1000, "key_dtype": 16}, TypeError, "key_dtype=16. A table has a dim"),
+    ({"value_dtype": 1}, TypeError, "`value_dtype`.*value_dtype=1"),
+    ({"value_dtype": tf.int32}, ValueError, "`value_dtype`.*int32"),
+    ({"value_dtype": tf.float64}, ValueError, "`value_dtype`.*float64"),
+    ({"value_dtype": tf.complex64}, ValueError, "`value_dtype`.*complex64"),
+    ({"constraint": tf.nn.relu}, NotImplementedError, "constraint"),
+    ({"constraint": lambda row: row}, NotImplementedError, "max_norm"),
+    ({"enter_threshold": -1}, ValueError, "negative"),
+    ({"enter_threshold": 1.5}, TypeError, "integer"),
+    ({"kv_options": {}}, TypeError, "KvOptions"),
+    ({"partitioner": lambda **_: [2, 2]}, NotImplementedError, "axis 0"),
+    ({"partitioner": lambda **_: [0]}, ValueError, "number of partitions"),
+    ({"partitioner": 3}, TypeError, "`partitioner` must be callable.*3"),
+    ({"regularizer": 0.1}, TypeError, "`regularizer` must be callable"),
+    ({"trainable": "no"}, TypeError, "`trainable` must be.*'no'"),
+    ({"trainable": 1}, TypeError, "`trainable` must be True, False"),
+    ({"collections": "own"}, TypeError, "`collections` must be.*'own'"),
+    ({"collections": [1]}, TypeError, "`collections` must be a list"),
+    ({"initializer": tf.ones([3])}, ValueError, r"\(2,\).*\(3,\)"),
+    ({"initializer": np.eye(3)}, ValueError, r"\(n, 2\)"),
+    *(({"name": name}, TypeError, "`name` must.*Received: name=") for name in (None, 3, b"kv")),
+    ({"name": ""}, ValueError, "`name` must.*Received: name="),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "error"), [(None, TypeError), (3, TypeError), (b"kv", TypeError), ("", ValueError)]
-)
-def test_a_name_is_a_text(mode, name, error):
-    with pytest.raises(error, match="`name` must.*Received: name="):
-        get_kv_variable(name, 2)
+def test_arguments_that_do_not_fit(mode):
+    for number, (arguments, error, words) in enumerate(WRONG):
+        name = f"wrong{number}"
+        with pytest.raises(error, match=words):
+            get_kv_variable(**{"name": name, "embedding_dim": 2} | arguments)
+            pytest.fail(f"{arguments} were taken")
+        assert get_kv_variable(name, 7).embedding_dim == 7  # nothing was made
 
 
-@pytest.mark.parametrize("dim", [3, np.int64(3), [3], tf.TensorShape([3]), tf1.Dimension(3)])
-def test_the_dimension_may_be_a_shape_of_one(dim):
-    assert get_kv_variable("kv", dim).embedding_dim == 3
+def test_the_dimension_may_be_a_shape_of_one():
+    for number, dim in enumerate([3, np.int64(3), [3], tf.TensorShape([3]), tf1.Dimension(3)]):
+        assert get_kv_variable(f"kv{number}", dim).embedding_dim == 3
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("key_dtype", [int, tf.int64, tf.int32, np.int32, "int64"])
 @pytest.mark.parametrize("value_dtype", [tf.float32, tf.float16, tf.bfloat16])
 def test_every_dtype(here, key_dtype, value_dtype, made):
@@ -330,6 +315,7 @@ ONES = [
 ]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("initializer", ONES, ids=range(len(ONES)))
 def test_initializers_of_all_kinds(here, initializer, made):
     variable = made(initializer=initializer)
@@ -337,12 +323,12 @@ def test_initializers_of_all_kinds(here, initializer, made):
     np.testing.assert_array_equal(rows, np.ones((5, 3)))
 
 
-@pytest.mark.parametrize("value", [2.5, [1.0, 2.0, 3.0], [[1.0, 2.0, 3.0]] * 4])
-def test_a_tensor_is_what_each_row_begins_with(mode, value):
-    variable = get_kv_variable("kv", 3, initializer=tf.constant(value))
-    rows = mode.run(lambda: tf.nn.embedding_lookup(variable, [5, 6]))
-    wanted = np.reshape(value, [-1, 3])[0] if np.ndim(value) else value
-    np.testing.assert_array_equal(rows, np.broadcast_to(wanted, (2, 3)))
+def test_a_tensor_is_what_each_row_begins_with(mode):
+    for number, value in enumerate([2.5, [1.0, 2.0, 3.0], [[1.0, 2.0, 3.0]] * 4]):
+        variable = get_kv_variable(f"kv{number}", 3, initializer=tf.constant(value))
+        rows = mode.run(lambda variable=variable: tf.nn.embedding_lookup(variable, [5, 6]))
+        wanted = np.reshape(value, [-1, 3])[0] if np.ndim(value) else value
+        np.testing.assert_array_equal(rows, np.broadcast_to(wanted, (2, 3)))
 
 
 def test_a_key_takes_one_row_of_a_tensor(mode, made):
@@ -369,23 +355,17 @@ def test_a_tensor_without_a_known_value_or_shape_is_refused():
             get_kv_variable("b", 2, initializer=tf1.placeholder(tf.float32, [2]))
 
 
-DISTRIBUTIONS = {
-    # None: Glorot's uniform of [10000, 16].
-    "default": (None, 0.0, np.sqrt(2 / 10016)),
-    "normal": (tf1.random_normal_initializer(0.5, 2.0), 0.5, 2.0),
-    "uniform": (tf1.random_uniform_initializer(-1.0, 3.0), 1.0, 4 / np.sqrt(12)),
-    "keras": (keras.initializers.RandomNormal(-1.0, 0.1, seed=4), -1.0, 0.1),
-}
-
-
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_new_rows_have_the_mean_and_deviation_that_is_asked_for(name):
-    initializer, mean, deviation = DISTRIBUTIONS[name]
-    variable = get_kv_variable(f"of_{name}", 16, initializer=initializer)
-    rows = tf.nn.embedding_lookup(variable, tf.range(20_000, dtype=tf.int64)).numpy()
-    tolerance = 5 * deviation / np.sqrt(rows.size)
-    assert abs(rows.mean() - mean) < tolerance and abs(rows.std() - deviation) < tolerance
-    assert len(np.unique(rows, axis=0)) == len(rows)
+def test_new_rows_have_the_mean_and_deviation_that_is_asked_for():
+    for name, initializer, mean, deviation in (
+        ("default", None, 0.0, np.sqrt(2 / 10016)),  # Glorot's uniform of [10000, 16]
+        ("normal", tf1.random_normal_initializer(0.5, 2.0), 0.5, 2.0),
+    ):
+        variable = get_kv_variable(f"of_{name}", 16, initializer=initializer)
+        rows = tf.nn.embedding_lookup(variable, tf.range(20_000, dtype=tf.int64)).numpy()
+        tolerance = 5 * deviation / np.sqrt(rows.size)
+        assert abs(rows.mean() - mean) < tolerance, name
+        assert abs(rows.std() - deviation) < tolerance, name
+        assert len(np.unique(rows, axis=0)) == len(rows)
 
 
 def first_rows(seed, parts, keys, name="seeded"):
@@ -420,28 +400,6 @@ def test_an_initializers_own_seed_counts():
 
 
 # ---- where a variable may be made ----------------------------------------------------------------
-
-
-def test_made_in_the_first_trace_of_a_function(made):
-    class Model(tf.Module):
-        table = None
-
-        @tf.function
-        def __call__(self, ids):
-            if self.table is None:
-                self.table = made("in_trace", initializer=tf1.ones_initializer())
-            return tf.nn.embedding_lookup(self.table, ids)
-
-    model = Model()
-    assert model(tf.constant([1, -2])).numpy().tolist() == [[1.0] * 3] * 2
-    assert model(tf.constant([5])).numpy().tolist() == [[1.0] * 3]
-    assert model.table.export()[0].numpy().tolist() == [-2, 1, 5]
-
-
-def test_a_function_that_makes_one_in_each_trace_is_refused():
-    function = tf.function(lambda ids: tf.nn.embedding_lookup(get_kv_variable("each", 2), ids))
-    with pytest.raises(ValueError, match="each time that a tf.function is traced"):
-        function(tf.constant([1]))
 
 
 def test_two_graphs_have_tables_of_their_own():
@@ -498,6 +456,7 @@ CALLS = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("call", CALLS)
 def test_a_session_that_has_not_initialized_the_variable_cannot_use_it(call, made):
     with tf.Graph().as_default():
@@ -593,23 +552,21 @@ def test_a_configuration_of_tfplus_is_taken():
     assert variable.has_storage(kv.StorageType.MEM_STORAGE) and not variable.has_storage()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
+def test_options_that_do_not_fit():
+    in_memory = kv.StorageType.MEM_STORAGE
+    for arguments, error in (
         ({"combination": "mem"}, TypeError),
-        ({"configs": {kv.StorageType.MEM_STORAGE: {"storage_path": "x"}}}, TypeError),
+        ({"configs": {in_memory: {"storage_path": "x"}}}, TypeError),
         (
             {
                 "combination": kv.StorageCombination.MEM_SSD,
-                "configs": {kv.StorageType.MEM_STORAGE: kv.KvStorageConfig()},
+                "configs": {in_memory: kv.KvStorageConfig()},
             },
             ValueError,
         ),
         ({"configs": [("init_capacity", 5)]}, TypeError),
         ({"configs": {"enter_threshold": 3}}, ValueError),
         ({"configs": {"far_path": "x"}}, ValueError),
-    ],
-)
-def test_options_that_do_not_fit(arguments, error):
-    with pytest.raises(error, match="Received|Leave it out"):
-        kv.KvOptions(**arguments)
+    ):
+        with pytest.raises(error, match="Received|Leave it out"):
+            kv.KvOptions(**arguments)

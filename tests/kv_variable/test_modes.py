@@ -38,55 +38,45 @@ def sparse(variable, **arguments):
 
 
 @pytest.mark.parametrize("kind", [plain, sparse])
-def test_the_flag_of_the_module_is_read_when_a_lookup_is_built(here, made, kind, monkeypatch):
-    variable = ones(made)
+def test_the_flag_of_the_module_a_variable_and_a_call_say_the_mode(here, made, kind, monkeypatch):
+    """The narrower outweighs the wider one, when a lookup is built."""
+
+    def inserts(variable, **arguments):
+        return is_inserting(here, variable, kind(variable, **arguments))
+
+    first, second, third = ones(made), ones(made, name="second"), ones(made, name="third")
     monkeypatch.setattr(kv_variable_ops, "IS_TRAINING", False)
-    assert not is_inserting(here, variable, kind(variable))
+    assert not inserts(first)
     if here.is_graph:
-        built = here.step(kind(variable), IDS)
+        built = here.step(kind(first), IDS)
         monkeypatch.setattr(kv_variable_ops, "IS_TRAINING", True)
         assert (built() == 0).all()  # as it was built
     monkeypatch.setattr(kv_variable_ops, "IS_TRAINING", True)
-    assert is_inserting(here, variable, kind(variable))
-
-
-@pytest.mark.parametrize("kind", [plain, sparse])
-def test_training_mode_is_a_block_of_it(here, made, kind):
-    variable = ones(made)
     with kv.training_mode(False):
         assert not kv_variable_ops.IS_TRAINING
         with kv.training_mode(True):
             assert kv_variable_ops.IS_TRAINING
-        assert not is_inserting(here, variable, kind(variable))
-    assert kv_variable_ops.IS_TRAINING and is_inserting(here, variable, kind(variable))
+        assert not inserts(first)
+    assert kv_variable_ops.IS_TRAINING and inserts(first)
+    second.training = False
+    assert not inserts(second)
+    second.training = True
+    assert not inserts(second, training=False)
+    with kv.training_mode(False):
+        assert inserts(second)
+        third.training = False
+        assert inserts(third, training=True)
+
+
+def test_a_mode_is_a_bool_and_ends_with_its_block():
     for wrong in (None, 1, "no"):
         with pytest.raises(TypeError, match="training"), kv.training_mode(wrong):
             pass
+    with pytest.raises(TypeError, match="`training` must be"):
+        kv.embedding_lookup(get_kv_variable("kv", 2), [1], training=1)
     with pytest.raises(KeyError), kv.training_mode(False):
         raise KeyError
     assert kv_variable_ops.IS_TRAINING
-
-
-@pytest.mark.parametrize("kind", [plain, sparse])
-def test_a_variable_may_say_it(here, made, kind):
-    variable, other = ones(made), ones(made, name="other")
-    variable.training = False
-    assert not is_inserting(here, variable, kind(variable))
-    assert is_inserting(here, other, kind(other))
-    variable.training = True
-    with kv.training_mode(False):
-        assert is_inserting(here, variable, kind(variable))
-
-
-@pytest.mark.parametrize("kind", [plain, sparse])
-def test_a_call_may_say_it(here, made, kind):
-    variable = ones(made)
-    assert not is_inserting(here, variable, kind(variable, training=False))
-    variable.training = False
-    with kv.training_mode(False):
-        assert is_inserting(here, variable, kind(variable, training=True))
-    with pytest.raises(TypeError, match="`training` must be"):
-        kv.embedding_lookup(variable, [1], training=1)
 
 
 @pytest.mark.parametrize("kind", [plain, sparse])
@@ -161,15 +151,13 @@ def test_the_module_has_the_functions_of_savers():
         assert getattr(kv_variable_ops, name) is getattr(package, name)
 
 
-@pytest.mark.parametrize(
-    ("method", "instead"),
-    [
+def test_what_tfplus_has_and_a_table_lacks_says_what_to_use():
+    variable = get_kv_variable("kv", 2)
+    for method, instead in (
         ("apply_snapshot", "Saver"),
         ("dynamic_restore", "any number of partitions"),
         ("load_remote_storage", "kv_options"),
         ("add_multi_level_hash", "get_kv_variable"),
-    ],
-)
-def test_what_tfplus_has_and_a_table_lacks_says_what_to_use(method, instead):
-    with pytest.raises(NotImplementedError, match=rf"{method}\(\).*{instead}"):
-        getattr(get_kv_variable("kv", 2), method)()
+    ):
+        with pytest.raises(NotImplementedError, match=rf"{method}\(\).*{instead}"):
+            getattr(variable, method)()

@@ -36,6 +36,7 @@ def batches(dim, seed):
         yield keys, rng.choice([-3.0, -0.5, 0.25, 1.5, 2.0], (count, dim)).astype(np.float32)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("operation", FUNCTIONS)
 def test_repeated_keys_are_taken_in_order(here, made, operation):
     variable = made(embedding_dim=5, initializer=tf1.constant_initializer(START))
@@ -53,29 +54,27 @@ def test_repeated_keys_are_taken_in_order(here, made, operation):
         np.testing.assert_allclose(value, rows[key], rtol=1e-6)
 
 
-@pytest.mark.parametrize("operation", FUNCTIONS)
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-def test_halves(operation, dtype):
-    variable = get_kv_variable(
-        "halves", 3, value_dtype=dtype, initializer=tf1.constant_initializer(START)
-    )
-    delta = tf.IndexedSlices(tf.constant([[0.5, 2.0, 4.0]], dtype), tf.constant([7]))
-    assert getattr(variable, f"scatter_{operation}")(delta) is variable
-    wanted = FUNCTIONS[operation](np.full(3, START), np.array([0.5, 2.0, 4.0]))
-    rows = tf.nn.embedding_lookup(variable, [7])
-    assert rows.dtype == dtype
-    np.testing.assert_array_equal(tf.cast(rows, tf.float64)[0], wanted)  # exact in halves
+def test_halves():
+    for operation, function in FUNCTIONS.items():
+        for dtype in (tf.float16, tf.bfloat16):
+            initializer = tf1.constant_initializer(START)
+            name = f"{operation}_{dtype.name}"
+            variable = get_kv_variable(name, 3, value_dtype=dtype, initializer=initializer)
+            delta = tf.IndexedSlices(tf.constant([[0.5, 2.0, 4.0]], dtype), tf.constant([7]))
+            assert getattr(variable, f"scatter_{operation}")(delta) is variable
+            wanted = function(np.full(3, START), np.array([0.5, 2.0, 4.0]))
+            rows = tf.nn.embedding_lookup(variable, [7])
+            assert rows.dtype == dtype
+            np.testing.assert_array_equal(tf.cast(rows, tf.float64)[0], wanted)  # exact in halves
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("operation", FUNCTIONS)
 def test_a_write_is_a_sighting_and_needs_no_admission(here, made, operation):
     variable = made(initializer=tf1.ones_initializer(), enter_threshold=2)
+    scatter = getattr(variable, f"scatter_{operation}")
     here.run(lambda ids: tf.nn.embedding_lookup(variable, ids), [1, 1, 2])
-    here.run(
-        lambda k, v: getattr(variable, f"scatter_{operation}")(tf.IndexedSlices(v, k)),
-        [1, 2, 3],
-        np.ones((3, 3), np.float32),
-    )
+    here.run(lambda k, v: scatter(tf.IndexedSlices(v, k)), [1, 2, 3], np.ones((3, 3), np.float32))
     # What is written has a row, whatever was seen of it.
     assert here.run(lambda: variable.export(cutoff=None))[0].tolist() == [1, 2, 3]
     assert here.run(variable.get_counting, [1, 2, 3]).tolist() == [3, 2, 1]
@@ -89,27 +88,26 @@ def test_a_partition_reaches_any_key():
     assert [part.value().numpy().ravel().tolist() for part in variable] == [[1.0], [2.0]]
 
 
-@pytest.mark.parametrize("operation", FUNCTIONS)
-def test_arguments_that_do_not_fit(operation):
+def test_arguments_that_do_not_fit():
     variable = get_kv_variable("kv", 2)
-    scatter = getattr(variable, f"scatter_{operation}")
-    with pytest.raises(TypeError, match=f"scatter_{operation}.*IndexedSlices"):
-        scatter(tf.ones([1, 2]))
-    for values in (tf.ones([1, 2]), tf.ones([2, 3]), tf.ones([2])):
-        with pytest.raises(ValueError, match=f"scatter_{operation}"):
-            scatter(tf.IndexedSlices(values, tf.constant([1, 2])))
-    with pytest.raises(TypeError, match="integers"):
-        scatter(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1.0])))
+    for operation in FUNCTIONS:
+        scatter = getattr(variable, f"scatter_{operation}")
+        with pytest.raises(TypeError, match=f"scatter_{operation}.*IndexedSlices"):
+            scatter(tf.ones([1, 2]))
+        for values in (tf.ones([1, 2]), tf.ones([2, 3]), tf.ones([2])):
+            with pytest.raises(ValueError, match=f"scatter_{operation}"):
+                scatter(tf.IndexedSlices(values, tf.constant([1, 2])))
+        with pytest.raises(TypeError, match="integers"):
+            scatter(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1.0])))
+    with pytest.raises(tf.errors.InvalidArgumentError):  # without a patch
+        tf1.scatter_add(variable, tf.constant([1]), tf.ones([1, 2]))
+    for method in ("assign_add", "assign_sub", "scatter_nd_add", "count_up_to"):
+        with pytest.raises(NotImplementedError, match=f"{method}.*scatter_add"):
+            getattr(variable, method)(1)
     assert variable.export()[0].shape == (0,)
 
 
-@pytest.mark.parametrize("method", ["assign_add", "assign_sub", "scatter_nd_add", "count_up_to"])
-def test_what_a_table_cannot_do(method):
-    variable = get_kv_variable("kv", 2)
-    with pytest.raises(NotImplementedError, match=f"{method}.*scatter_add"):
-        getattr(variable, method)(1)
-
-
+@pytest.mark.pairs
 @pytest.mark.parametrize("operation", FUNCTIONS)
 @pytest.mark.parametrize("module", [tf1, state_ops], ids=["tf1", "state_ops"])
 def test_tensorflows_own_names_after_a_patch(here, made, module, operation):
@@ -137,21 +135,13 @@ def test_tensorflows_own_names_after_a_patch(here, made, module, operation):
     assert getattr(module, f"scatter_{operation}") is own
 
 
-def test_without_a_patch_tensorflows_own_names_fail_before_anything_changes():
-    variable = get_kv_variable("kv", 2)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        tf1.scatter_add(variable, tf.constant([1]), tf.ones([1, 2]))
-    assert variable.export()[0].shape == (0,)
-
-
 OF_TF1 = ["add", "sub", "update", "mul", "div", "min", "max", "nd_add", "nd_sub", "nd_update"]
 
 
-@pytest.mark.parametrize("operation", OF_TF1)
-def test_without_a_patch_tensorflows_own_names_are_refused_in_a_graph(operation, made):
-    name = f"scatter_{operation}"
+def test_without_a_patch_tensorflows_own_names_are_refused_in_a_graph(made):
     with tf.Graph().as_default():
         variable = made(embedding_dim=2)
         keys, rows = tf1.placeholder(tf.int64, None), tf1.placeholder(tf.float32, None)
-        with pytest.raises(NotImplementedError, match=rf"tf.compat.v1.{name}\(\).*patch_tf"):
-            getattr(tf1, name)(variable, keys, rows)
+        for name in (f"scatter_{operation}" for operation in OF_TF1):
+            with pytest.raises(NotImplementedError, match=rf"tf.compat.v1.{name}\(\).*patch_tf"):
+                getattr(tf1, name)(variable, keys, rows)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops.variables import PartitionedVariable
 
 from sok_lite import kv_variable as kv
 from sok_lite.kv_variable import get_kv_variable
@@ -22,9 +23,11 @@ def filled(here, made):
     return make
 
 
-def test_the_value_is_all_rows_in_the_order_of_their_keys(here, filled):
+def test_the_value_is_all_rows_in_the_order_of_their_keys(here, filled, made):
     variable = filled()
     wanted = ROWS[np.argsort(KEYS)]
+    empty = made("empty")
+    assert here.run(empty.value).shape == here.run(empty.export)[1].shape == (0, 3)
     for read in (variable.value, variable.read_value, lambda: tf.convert_to_tensor(variable)):
         np.testing.assert_array_equal(here.run(read), wanted)
     np.testing.assert_array_equal(here.run(lambda: variable + 1.0), wanted + 1)
@@ -44,14 +47,10 @@ def test_the_value_is_all_rows_in_the_order_of_their_keys(here, filled):
 def test_numpy_has_the_value_of_eager_mode(made):
     variable = made()
     kv.insert_kv_embedding(variable, KEYS, ROWS)
+    assert variable.is_initialized() and tf1.is_variable_initialized(variable)
+    assert variable.initializer is None
     for rows in (variable.numpy(), np.asarray(variable)):
         np.testing.assert_array_equal(rows, ROWS[np.argsort(KEYS)])
-
-
-def test_an_empty_variable_has_an_empty_value(here, made):
-    variable = made()
-    assert here.run(variable.value).shape == (0, 3)
-    assert here.run(variable.export)[1].shape == (0, 3)
 
 
 def test_a_session_runs_a_variable(made):
@@ -156,25 +155,20 @@ def test_what_cannot_be_assigned():
     assert variable.export()[0].numpy().tolist() == [1]
 
 
-def test_horovod_cannot_broadcast_one(made):
+def test_horovod_cannot_broadcast_one_and_nothing_is_loaded(made):
     hvd = pytest.importorskip("horovod.tensorflow")
     hvd.init()
-    with tf.Graph().as_default():
-        made()
-        with pytest.raises(TypeError, match="hvd.broadcast.* leave it out: each"):
-            hvd.broadcast_global_variables(0)
-    variable = made()
-    with pytest.raises(TypeError, match="hvd.broadcast.* leave it out: each"):
-        hvd.broadcast_variables([variable], 0)
-
-
-def test_nothing_can_be_loaded(made):
+    alone, no_load = "hvd.broadcast.* leave it out: each", r"load\(\) is not .* insert_kv_embedding"
     with tf.Graph().as_default(), tf1.Session() as session:
         variable = made()
         session.run(tf1.global_variables_initializer())
-        with pytest.raises(NotImplementedError, match=r"load\(\) is not .* insert_kv_embedding"):
+        with pytest.raises(TypeError, match=alone):
+            hvd.broadcast_global_variables(0)
+        with pytest.raises(NotImplementedError, match=no_load):
             variable.load(ROWS, session)
-    with pytest.raises(NotImplementedError, match=r"load\(\) is not .* insert_kv_embedding"):
+    with pytest.raises(TypeError, match=alone):
+        hvd.broadcast_variables([made()], 0)
+    with pytest.raises(NotImplementedError, match=no_load):
         made().load(ROWS)
 
 
@@ -221,12 +215,6 @@ def test_a_session_must_initialize(made, parts):
                 assert session.run(missing).tolist() == names[1:]
 
 
-def test_in_eager_mode_it_is_initialized(made):
-    variable = made()
-    assert variable.is_initialized() and tf1.is_variable_initialized(variable)
-    assert variable.initializer is None
-
-
 # ---- facts ---------------------------------------------------------------------------------------
 
 
@@ -242,13 +230,6 @@ def test_what_a_variable_says_of_itself(made, parts):
         assert not isinstance(variable, kv.PartitionedKvVariable)
         return
     assert isinstance(variable, kv.PartitionedKvVariable) and len(variable) == parts
+    assert isinstance(variable, PartitionedVariable)
     assert [part.whole for part in variable] == [variable] * parts
     assert all(isinstance(part, kv.KvVariable) for part in variable)
-
-
-def test_tensorflow_takes_the_parts_for_those_of_a_variable(made, parts):
-    if parts is None:
-        pytest.skip("it is one variable")
-    from tensorflow.python.ops.variables import PartitionedVariable
-
-    assert isinstance(made(), PartitionedVariable)

@@ -14,6 +14,7 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
 from sok_lite.comm.single import SingleCommunicator
 from tests.support.datasets import batched
+from tests.support.dense_rows import dense_rows
 from tests.support.own_train_step import loss_and_pairs
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
@@ -50,8 +51,11 @@ def batches():
     return batched((X, Y), BATCH)
 
 
-def of_batches_of_its_own(comm):
-    """Rank r has r + 2 batches of r + 3 samples; the last batches have no other rank's."""
+def batches_of_its_own(comm):
+    """This rank's data, and that of a single rank which makes the same steps.
+
+    Rank r has r + 2 batches of r + 3 samples; the last batches have no other rank's.
+    """
 
     def of(rank):
         start = sum((r + 2) * (r + 3) for r in range(rank))
@@ -70,13 +74,6 @@ def of_batches_of_its_own(comm):
     return sok_lite.keras.equal_steps(dataset(every[comm.rank])), dataset(whole)
 
 
-# This rank's data, and that of a single rank which makes the same steps.
-DATA = {
-    "shards": lambda comm: (sok_lite.keras.shard(batches()), batches()),
-    "batches of its own": of_batches_of_its_own,
-}
-
-
 def with_table(comm, keras, sk, seed=7):
     keras.utils.set_random_seed(seed + comm.rank)
     table = sk.Table("ranks", DIM)
@@ -93,16 +90,31 @@ def with_table(comm, keras, sk, seed=7):
 def with_dense(comm, keras):
     """The same model on the batches of all ranks, with the dense weights of rank 0."""
     keras.utils.set_random_seed(7)
-    ids = keras.Input([FIELDS], dtype="int64")
-    one_hot = keras.layers.CategoryEncoding(NUM_KEYS, "count")(ids)
-    rows = keras.layers.Dense(DIM, use_bias=False)
-    x = keras.layers.Rescaling(1 / FIELDS)(one_hot)
-    hidden = keras.layers.Dense(5, "relu")
-    head = keras.layers.Dense(1)
-    model = keras.Model(ids, head(hidden(rows(x))))
-    rows.set_weights([ROWS])
+    ids, rows = keras.Input([FIELDS], dtype="int64"), dense_rows(keras, ROWS)
+    hidden, head = keras.layers.Dense(5, "relu"), keras.layers.Dense(1)
+    model = keras.Model(ids, head(hidden(rows(ids))))
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     return model, rows, [hidden, head]
+
+
+def check_rows(comm, table, rows):
+    """That this rank has its part of the rows, and that they are those of a dense layer."""
+    keys, values = (each.numpy() for each in table.export())
+    assert (keys % comm.size == comm.rank).all() and len(keys) > 5
+    np.testing.assert_allclose(values, rows.get_weights()[0][keys], atol=1e-4)
+
+
+def check_dense(comm, model, dense=None):
+    """That dense weights are equal on all ranks, to the bit, and those of the dense model."""
+    found = weights_of(model.layers[-2:])
+    for ours, other in zip(found, found if dense is None else weights_of(dense), strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-4)
+        np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))
+
+
+def check_equal(ours, theirs):
+    for one, other in zip(ours.export(), theirs.export(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def weights_of(layers):
@@ -116,22 +128,17 @@ def begin_alike(comm, model, layers):
         layer.set_weights(first[at : at + 2])
 
 
-@pytest.mark.parametrize("data", DATA)
-def test_ranks_train_as_one_rank_on_all_batches(comm, keras, sk, data):
+def test_ranks_train_as_one_rank_on_all_batches(comm, keras, sk):
     model, table = with_table(comm, keras, sk)
     theirs, rows, dense = with_dense(comm, keras)
     callbacks = [sk.AllRanks()]
     begin_alike(comm, model, dense)
-    part, whole = DATA[data](comm)
+    part, whole = batches_of_its_own(comm)
     expected = theirs.fit(whole, epochs=2, verbose=0).history["loss"]
     found = model.fit(part, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-    for ours, other in zip(weights_of(model.layers[-2:]), weights_of(dense), strict=True):
-        np.testing.assert_allclose(ours, other, atol=1e-4)
-        np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))  # to the bit
-    keys, values = (each.numpy() for each in table.export())
-    assert (keys % comm.size == comm.rank).all() and len(keys) > 5
-    np.testing.assert_allclose(values, rows.get_weights()[0][keys], atol=1e-4)
+    check_dense(comm, model, dense)
+    check_rows(comm, table, rows)
 
 
 def test_a_function_that_was_traced_before_a_step_counts_by_its_rows_too(comm, once, keras, sk):
@@ -189,18 +196,14 @@ def test_a_step_of_a_programs_own_with_an_optimizer_for_what_is_dense(comm, once
     part = sok_lite.keras.shard(even, drop_remainder=True)
     trained[0].fit(part, epochs=2, verbose=0, callbacks=[sk.AllRanks()])
     trained[1].fit(even, epochs=2, verbose=0)
-    for ours, other in zip(weights_of(model.layers[-2:]), weights_of(dense), strict=True):
-        np.testing.assert_allclose(ours, other, atol=1e-4)
-        np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))  # to the bit
-    keys, values = (each.numpy() for each in table.export())
-    np.testing.assert_allclose(values, rows.get_weights()[0][keys], atol=1e-4)
+    check_dense(comm, model, dense)
+    check_rows(comm, table, rows)
     if comm.size == 1:
         return
     table.trainable = False  # what is dense is trained alone then
     trained[0].compile(keras.optimizers.Adagrad(0.1))
     trained[0].fit(part, verbose=0, callbacks=[sk.AllRanks()])
-    for ours in weights_of(model.layers[-2:]):
-        np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))
+    check_dense(comm, model)
 
 
 def training_what_is_dense(keras, model, apply):
@@ -228,12 +231,11 @@ def test_gradients_that_come_without_variables_are_averaged_too(comm, once, kera
     own.beside.build([w for w in own.trainable_variables if not isinstance(w, TableVariable)])
     own.compile("sgd")
     own.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=[sk.AllRanks()])
-    for ours in weights_of(model.layers[-2:]):
-        np.testing.assert_array_equal(ours, comm.broadcast(np.array(ours)))
+    check_dense(comm, model)
 
 
-@pytest.mark.parametrize("callbacks", [lambda sk: [sk.AllRanks()], lambda _: []], ids=["ours", ""])
-def test_dense_weights_that_a_step_has_made_unequal_are_told(comm, once, keras, sk, callbacks):
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_dense_weights_that_a_step_has_made_unequal_are_told(comm, once, keras, sk, is_ours):
     if comm.size == 1:
         pytest.skip("one rank")
     elsewhere = keras.optimizers.Adagrad(0.1)
@@ -245,24 +247,31 @@ def test_dense_weights_that_a_step_has_made_unequal_are_told(comm, once, keras, 
     own = training_what_is_dense(keras, model, apply)
     own.compile("sgd")
     with pytest.raises(RanksDifferError, match="no longer equal on all ranks: its train_step"):
-        own.fit(sok_lite.keras.shard(batches().take(1)), verbose=0, callbacks=callbacks(sk))
+        callbacks = [sk.AllRanks()] if is_ours else []
+        own.fit(sok_lite.keras.shard(batches().take(1)), verbose=0, callbacks=callbacks)
 
 
-@pytest.mark.full_only("14 lines of test_keras_matrix.py are the smoke")
-def test_saved_by_all_ranks(comm, keras, sk, folder):
+@pytest.mark.full_only("test_keras_matrix.py saves on one rank")
+def test_what_ranks_have_trained_is_saved_and_served(comm, keras, sk, folder):
     model, table = with_table(comm, keras, sk)
+    dense, _, layers = with_dense(comm, keras)
+    begin_alike(comm, model, layers)
     part = sok_lite.keras.shard(batches())
     path = f"{folder}/{keras.__name__}.keras"
     kept = keras.callbacks.ModelCheckpoint(path)
     model.fit(part, verbose=0, callbacks=[sk.AllRanks(), kept])
+    sok_lite.export_serving(model, f"{folder}/{keras.__name__}")
+    dense.fit(batches(), shuffle=False, verbose=0)
+    if comm.rank == 0:
+        served = tf.saved_model.load(f"{folder}/{keras.__name__}")(tf.constant(X)).numpy()
+        np.testing.assert_allclose(served, dense.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
+    comm.barrier()
     loaded = keras.models.load_model(path)
     again = loaded.layers[1].tables["ranks"]
-    for one, other in zip(again.export(), table.export(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    check_equal(again, table)
     model.fit(part, verbose=0, callbacks=[sk.AllRanks()])
     loaded.fit(part, verbose=0, callbacks=[sk.AllRanks()])
-    for one, other in zip(again.export(), table.export(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    check_equal(again, table)
     loaded.save(path)
     keys, rows = again.export()
     of_all = allgather(tf.concat([tf.cast(keys, tf.float32)[:, None], rows], 1)).numpy()
@@ -274,37 +283,7 @@ def test_saved_by_all_ranks(comm, keras, sk, folder):
         np.testing.assert_array_equal(found, of_all)
         own = f"{folder}/{keras.__name__}_{comm.rank}.keras"
         alone.save(own)
-    table = keras.models.load_model(own).layers[1].tables["ranks"]
-    for one, other in zip(again.export(), table.export(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.full_only("tests/ranks/test_dump_load.py is the smoke")
-def test_tables_are_dumped_by_all_ranks(comm, keras, sk, folder):
-    model, table = with_table(comm, keras, sk)
-    model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=[sk.AllRanks()])
-    sok_lite.dump(f"{folder}/{keras.__name__}", table)
-    _, other = with_table(comm, keras, sk)
-    sok_lite.load(f"{folder}/{keras.__name__}", other)
-    for found, expected in zip(other.export(), table.export(), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    parts = other.variable.saved_tensors(), table.variable.saved_tensors()
-    np.testing.assert_array_equal(*(part["states"] for part in parts))
-
-
-@pytest.mark.full_only("saves and serves a model")
-def test_what_ranks_have_trained_is_served(comm, keras, sk, folder):
-    model, _ = with_table(comm, keras, sk)
-    dense, _, layers = with_dense(comm, keras)
-    begin_alike(comm, model, layers)
-    model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=[sk.AllRanks()])
-    dense.fit(batches(), shuffle=False, verbose=0)
-    path = f"{folder}/{keras.__name__}"
-    sok_lite.export_serving(model, path)
-    if comm.rank == 0:
-        served = tf.saved_model.load(path)(tf.constant(X)).numpy()
-        np.testing.assert_allclose(served, dense.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
-    comm.barrier()
+    check_equal(keras.models.load_model(own).layers[1].tables["ranks"], again)
 
 
 def test_ranks_that_differ_are_told_before_training(comm, keras, sk):
@@ -319,38 +298,35 @@ def test_ranks_that_differ_are_told_before_training(comm, keras, sk):
     assert len(table.export()[0]) == len(range(comm.rank, NUM_KEYS, comm.size))
 
 
-CALLBACKS_OF_ALL = {
-    "ModelCheckpoint": lambda keras, sk, folder: keras.callbacks.ModelCheckpoint(f"{folder}.keras"),
-    "Checkpoint": lambda keras, sk, folder: sk.Checkpoint(f"{folder}/checkpoint"),
-    "TableMetrics": lambda keras, sk, folder: sk.TableMetrics(),
-    "AllRanks": lambda keras, sk, folder: sk.AllRanks(),
-}
-
-
-@pytest.mark.parametrize("name", CALLBACKS_OF_ALL)
-def test_a_callback_on_rank_0_alone_is_told_before_training(comm, once, keras, sk, folder, name):
+def test_a_callback_on_rank_0_alone_is_told_before_training(comm, once, keras, sk, folder):
     if comm.size == 1:
         pytest.skip("one rank")
     model, table = with_table(comm, keras, sk, 7 - comm.rank)  # the same on all ranks
-    mine = [CALLBACKS_OF_ALL[name](keras, sk, folder)] if comm.rank == 0 else []
-    expected = re.escape(f"Received, by rank: {name}; none")
-    with pytest.raises(RanksDifferError, match=expected):
-        model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=mine)
+    for callback in (
+        keras.callbacks.ModelCheckpoint(f"{folder}.keras"),
+        sk.Checkpoint(f"{folder}/checkpoint"),
+        *(sk.TableMetrics(), sk.AllRanks()),
+    ):
+        mine = [callback] if comm.rank == 0 else []
+        expected = re.escape(f"Received, by rank: {type(callback).__name__}; none")
+        with pytest.raises(RanksDifferError, match=expected):
+            model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=mine)
     assert len(table) == len(range(comm.rank, NUM_KEYS, comm.size))
 
 
-@pytest.mark.parametrize("callbacks", ["none", "one", "by place"])
-def test_steps_are_compared_without_a_callback_of_ours(comm, once, keras, sk, callbacks):
+def test_steps_are_compared_without_a_callback_of_ours(comm, once, keras, sk):
     if comm.size == 1:
         pytest.skip("one rank")
     model, _ = with_table(comm, keras, sk, 7 - comm.rank)  # the same on all ranks
     mine, seen = batches().take(3 + comm.rank), []
     one = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
     by_place = [None, None, 1, 0, [one]]  # y, batch_size, epochs, verbose, callbacks
-    given = {"none": [], "by place": by_place}.get(callbacks, [])
-    named = {"verbose": 0, "callbacks": one} if callbacks == "one" else {}
-    with pytest.raises(RanksDifferError, match=r"as many steps.*\[3, 4"):
-        model.fit(mine, *given, **named)
+    for given, named in (
+        *(([], {}), (by_place, {})),
+        ([], {"verbose": 0, "callbacks": one}),
+    ):
+        with pytest.raises(RanksDifferError, match=r"as many steps.*\[3, 4"):
+            model.fit(mine, *given, **named)
     assert seen == []
     # What a program gives is still called.
     model.fit(batches().take(3), verbose=0, callbacks=one)
@@ -512,30 +488,20 @@ def test_data_that_does_not_fit_is_an_error_on_all_ranks(comm):
 # ---- the same data, and other data ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [sok_lite.keras.shard, sok_lite.keras.equal_steps])
-@pytest.mark.parametrize(
-    ("data", "error", "text"),
-    [
-        (lambda: (X, Y), TypeError, "a tuple. Make one of arrays: .*from_tensor_slices"),
-        (lambda: X, TypeError, "a ndarray. Make one of arrays: .*from_tensor_slices"),
-        (lambda: batches().unbatch(), ValueError, r"elements of .*Call batch\(\) before"),
-        (
-            lambda: batched((X[:, 0], Y), 8).unbatch(),
-            ValueError,
-            r"elements of .*Call batch\(\) before",
-        ),
-        (
-            lambda: batches().map(lambda x, y: (tf.sparse.from_dense(x), y)),
-            *(TypeError, "a SparseTensor. .*from_sparse"),
-        ),
-    ],
-    ids=["arrays", "an array", "rows", "numbers", "sparse"],
-)
-def test_what_is_no_dataset_of_batches_is_refused_on_one_rank_too(
-    comm, function, data, error, text
-):
-    with pytest.raises(error, match=f"{function.__name__}.*Received: {text}"):
-        function(data())
+def test_what_is_no_dataset_of_batches_is_refused_on_one_rank_too(comm):
+    array = r"{}. Make one of arrays: .*from_tensor_slices"
+    rows = r"elements of .*Call batch\(\) before"
+    sparse = batches().map(lambda x, y: (tf.sparse.from_dense(x), y))
+    for data, error, text in (
+        ((X, Y), TypeError, array.format("a tuple")),
+        (X, TypeError, array.format("a ndarray")),
+        (batches().unbatch(), ValueError, rows),
+        (batched((X[:, 0], Y), 8).unbatch(), ValueError, rows),
+        (sparse, TypeError, "a SparseTensor. .*from_sparse"),
+    ):
+        for function in (sok_lite.keras.shard, sok_lite.keras.equal_steps):
+            with pytest.raises(error, match=f"{function.__name__}.*Received: {text}"):
+                function(data)
 
 
 def shuffled(**seed):
@@ -547,35 +513,32 @@ def with_a_global_seed(rank):
     return shuffled(seed=3)
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (with_a_global_seed, r"other seeds of shuffle.*here \[\({rank}, 3\)\].*set_seed"),
-        (lambda rank: shuffled(seed=3 + rank), r"other seeds of shuffle.*Give it the same one"),
-        (lambda rank: shuffled(), r"without a seed. Give it one"),
-        (lambda rank: shuffled(seed=None if rank else 3), r"without a seed"),
-        (lambda rank: shuffled(seed=3).take(2 + rank), r"\[2, 3.*batches, by rank"),
-        (lambda rank: batched((X + rank, Y), BATCH), r"other arrays.*equal_steps"),
-        (lambda rank: batched((X.astype([np.int64, np.int32][rank % 2]), Y), 8), r"other types"),
-        (lambda rank: batched((X, Y), 21 + rank), r"other sizes of batches; here \[2"),
-        (
-            lambda rank: batches().map(lambda *a: a, num_parallel_calls=2, deterministic=False),
-            "leaves its order open",
-        ),
-        (
-            lambda rank: batches().with_options(at_any_time()),
-            "leaves its order open",
-        ),
-    ],
-)
-def test_shard_tells_of_other_batches_on_all_ranks(comm, once, data, text):
-    tf.random.set_seed(None)
-    batches = data(comm.rank)
-    if comm.size == 1:
-        assert sok_lite.keras.shard(batches) is batches
-        return
-    with pytest.raises(RanksDifferError, match=f"same order.*{text.format(rank=comm.rank)}"):
-        sok_lite.keras.shard(batches)
+OTHER_BATCHES = [
+    (with_a_global_seed, r"other seeds of shuffle.*here \[\({rank}, 3\)\].*set_seed"),
+    (lambda rank: shuffled(seed=3 + rank), r"other seeds of shuffle.*Give it the same one"),
+    (lambda rank: shuffled(), r"without a seed. Give it one"),
+    (lambda rank: shuffled(seed=None if rank else 3), r"without a seed"),
+    (lambda rank: shuffled(seed=3).take(2 + rank), r"\[2, 3.*batches, by rank"),
+    (lambda rank: batched((X + rank, Y), BATCH), r"other arrays.*equal_steps"),
+    (lambda rank: batched((X.astype([np.int64, np.int32][rank % 2]), Y), 8), r"other types"),
+    (lambda rank: batched((X, Y), 21 + rank), r"other sizes of batches; here \[2"),
+    (
+        lambda rank: batches().map(lambda *a: a, num_parallel_calls=2, deterministic=False),
+        "leaves its order open",
+    ),
+    (lambda rank: batches().with_options(at_any_time()), "leaves its order open"),
+]
+
+
+def test_shard_tells_of_other_batches_on_all_ranks(comm, once):
+    for data, text in OTHER_BATCHES:
+        tf.random.set_seed(None)
+        batches = data(comm.rank)
+        if comm.size == 1:
+            assert sok_lite.keras.shard(batches) is batches
+            continue
+        with pytest.raises(RanksDifferError, match=f"same order.*{text.format(rank=comm.rank)}"):
+            sok_lite.keras.shard(batches)
 
 
 def at_any_time():
@@ -680,8 +643,7 @@ def test_a_backup_of_all_ranks_goes_on_as_if_nothing_had_been(comm, once, keras,
         callbacks = [all_ranks, backup, keras.callbacks.ModelCheckpoint(kept)]
         again.fit(part, epochs=4, verbose=0, callbacks=callbacks)
         assert not list((folder / keras.__name__).glob(f"backup{number}/*"))
-        for one, other in zip(ours.export(), table.export(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        check_equal(ours, table)
         for one, other in zip(again.layers[-2:], expected.layers[-2:], strict=True):
             np.testing.assert_array_equal(one.get_weights()[0], other.get_weights()[0])
 

@@ -1,8 +1,8 @@
 """What programs do with Keras, on one rank and on several: against a dense model on one rank.
 
 Each line trains a model whose layers each have a table, on this rank's part of every batch, and a
-model with all rows in dense weights, on whole batches. Both give the same to 1e-5. One line runs
-the models as this file makes them; what else a line is about has tests of its own in tests/keras.
+model with all rows in dense weights, on whole batches. Both give the same to 1e-5. What else a line
+is about has tests of its own in tests/keras.
 """
 
 import os
@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_lite as sok
 import sok_lite.keras
 from sok_lite.bridge import job
+from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import launched_ranks
 from tests.support.datasets import batched
 from tests.support.dense_rows import dense_rows
@@ -38,10 +40,9 @@ KERNEL = RNG.normal(size=(2 * DIM, 1)).astype(np.float32)
 IN_TURN = "keras" if launched_ranks() > 1 else None
 
 
-def on_one_rank_in_quick(line):
-    """Two ranks take 5 to 14 s for a line: in quick all run on one, and `fit` on two as well."""
-    is_alone = launched_ranks() == 1
-    return line if is_alone else pytest.mark.full_only("one rank is the smoke")(line)
+# Two ranks take 5 to 14 s for a line: in quick they run on one, and test_keras_fit.py on two.
+if launched_ranks() > 1:
+    pytestmark = pytest.mark.full_only("one rank is the smoke")
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,10 @@ def keras(request):
 @pytest.fixture
 def kit(comm, once, keras, folder):
     return Kit(keras, comm, folder)
+
+
+def is_of_rows(weight):
+    return isinstance(weight, TableVariable)
 
 
 class Kit:
@@ -117,23 +122,31 @@ class Kit:
         return models
 
     def compile(self, model, **compiled):
-        if "optimizer" not in compiled:
-            compiled["optimizer"] = self.keras.optimizers.Adagrad(0.1)
-        model.compile(**{"loss": "mse"} | compiled)
+        optimizer = compiled.pop("optimizer", lambda keras: keras.optimizers.Adagrad(0.1))
+        optimizer = optimizer(self.keras) if callable(optimizer) else optimizer
+        if isinstance(optimizer, sok.OptimizerWrapper) and not any(map(is_of_rows, model.weights)):
+            optimizer = optimizer.optimizer
+        model.compile(optimizer, **{"loss": "mse"} | compiled)
 
-    def data(self, is_ours, y=Y):
+    def data(self, is_ours, y=Y, *weights):
         """This rank's part of each batch, or the whole batches."""
-        batches = batched((X, y), BATCH)
+        batches = batched((X, y, *weights), BATCH)
         return self.sk.shard(batches) if is_ours else batches
 
-    def fit(self, models, y=Y, callbacks=list, **options):
+    def run(self, models, **options):
+        """Trains both, and checks that losses and predictions are the same."""
+        np.testing.assert_allclose(*self.fit(models, **options), rtol=1e-5, atol=1e-5)
+        self.check(models)
+
+    def fit(self, models, y=Y, callbacks=list, weights=(), **options):
         """Trains both, and returns the losses of each."""
         options = {"epochs": 2, "verbose": 0} | options
         losses = []
         for number, model in enumerate(models):
             over_ranks = [self.sk.AllRanks()] if number == 0 else []
             more = {"callbacks": [*over_ranks, *callbacks()]}
-            losses.append(model.fit(self.data(number == 0, y), **options, **more).history["loss"])
+            data = self.data(number == 0, y, *weights)
+            losses.append(model.fit(data, **options, **more).history["loss"])
         return losses
 
     def check(self, models, atol=1e-5):
@@ -143,53 +156,106 @@ class Kit:
         )
         np.testing.assert_allclose(found, expected, atol=atol)
         start = np.concatenate([ROWS["user"][X["user"]], ROWS["items"][X["items"]].mean(1)], 1)
-        assert np.abs(found[:, :1] - start @ KERNEL).max() > 0.05, "nothing was trained"
+        assert np.abs(found[:, :1] - start @ KERNEL).max() > 0.01, "nothing was trained"
 
     def path(self, name):
         return os.path.join(str(self.folder), f"{self.keras.__name__}_{name}")
 
 
 def test_fit(kit):
-    models = kit.both()
-    np.testing.assert_allclose(*kit.fit(models), rtol=1e-5, atol=1e-5)
-    kit.check(models)
+    kit.run(kit.both())
 
 
-@on_one_rank_in_quick
-def test_evaluate(kit):
+def half(keras):
+    """An optimizer of a class of the program's own."""
+
+    class Half(keras.optimizers.SGD):
+        def build(self, variables):
+            super().build(variables)
+            assert not any("table" in variable.name for variable in variables)
+
+    return Half(0.5)
+
+
+def by_schedule(keras):
+    rate = keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5)
+    return keras.optimizers.Adagrad(rate)
+
+
+COMPILED = {
+    "SGD": {"optimizer": lambda keras: keras.optimizers.SGD(0.1)},
+    "a name": {"optimizer": "sgd"},
+    "a schedule": {"optimizer": by_schedule},
+    "clipnorm": {"optimizer": lambda keras: keras.optimizers.SGD(0.5, global_clipnorm=0.1)},
+    "wrapped": {"optimizer": lambda keras: sok.OptimizerWrapper(keras.optimizers.Adagrad(0.1))},
+    "a class of its own": {"optimizer": half},
+    "eager": {"run_eagerly": True},
+    "steps_per_execution": {"steps_per_execution": 4},
+    "metrics": {"weighted_metrics": ["mae"], "metrics": ["mse"]},
+}
+IS_HIGH = (Y > 0).astype(np.float32)
+FITTED = {
+    "class_weight": {"y": IS_HIGH, "class_weight": {0: 0.3, 1: 2.0}},
+    "sample_weight": {"weights": [np.linspace(0, 1, N, dtype=np.float32)]},
+    "validation": {"validation_data": batched((X, Y), BATCH)},
+}
+
+
+@pytest.mark.skipif(launched_ranks() > 1, reason="of one rank; clipping: test_clipping.py")
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_fit_however_a_model_is_compiled(kit, compiled):
+    kit.run(kit.both(**COMPILED[compiled]))
+
+
+@pytest.mark.skipif(launched_ranks() > 1, reason="of one rank")
+@pytest.mark.parametrize("fitted", [*FITTED, "rates"])
+def test_fit_however_it_is_called(kit, fitted):
+    rates = kit.keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 / (epoch + 1))
+    kit.run(kit.both(), **FITTED.get(fitted, {"callbacks": lambda: [rates], "epochs": 3}))
+
+
+@pytest.mark.skipif(launched_ranks() > 1, reason="of one rank")
+def test_a_subclassed_model(kit):
+    class Model(kit.keras.Model):
+        def __init__(self, layers):
+            super().__init__()
+            self.user, self.items = layers["user"], layers["items"]
+            kernel = kit.keras.initializers.Constant(KERNEL)
+            self.head = kit.keras.layers.Dense(1, kernel_initializer=kernel)
+
+        def call(self, x):  # without `training`, which Keras then does not give
+            return self.head(tf.concat([self.user(x["user"]), self.items(x["items"])], 1))
+
+    models = [Model(kit.layers(kit.tables())), Model(kit.dense())]
+    for model in models:
+        model({name: ids[:2] for name, ids in X.items()})
+        kit.compile(model)
+    kit.run(models)
+
+
+@pytest.mark.skipif(launched_ranks() > 1, reason="of one rank")
+def test_two_features_of_one_table(kit):
+    table, rows = kit.tables()["user"], kit.dense()["user"]
+    made = [kit.layers({"user": table, "items": table}), {"user": rows, "items": rows}]
+    models = [kit.model(layers) for layers in made]
+    for model in models:
+        kit.compile(model)
+    kit.run(models)
+
+
+def test_evaluate_and_predict(kit):
     models = kit.both(metrics=["mae"])
-    kit.fit(models)
+    kit.run(models)
+    over_ranks = {"callbacks": [kit.sk.AllRanks()]}
     ours, theirs = (
-        model.evaluate(
-            kit.data(number == 0),
-            verbose=0,
-            **({"callbacks": [kit.sk.AllRanks()]} if number == 0 else {}),
-        )
-        for number, model in enumerate(models)
+        model.evaluate(kit.data(is_ours), verbose=0, **(over_ranks if is_ours else {}))
+        for model, is_ours in zip(models, (True, False), strict=True)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-    kit.check(models)
-
-
-@on_one_rank_in_quick
-def test_predict(kit):
-    models = kit.both()
-    kit.fit(models)
     kit.check(models)
     unknown = {name: ids + 1000 for name, ids in X.items()}
     bias = models[0].layers[-1].get_weights()[1]
     np.testing.assert_allclose(models[0].predict(unknown, verbose=0), np.tile(bias, (N, 1)))
-
-
-@on_one_rank_in_quick
-def test_a_loaded_model_trains_on(kit):
-    models = kit.both()
-    kit.fit(models)
-    models[0].save(kit.path("m.keras"))
-    loaded = kit.keras.models.load_model(kit.path("m.keras"))
-    kit.check([loaded, models[1]])
-    kit.fit([loaded, models[1]])
-    kit.check([loaded, models[1]])
 
 
 IN_A_NEW_PROCESS = """
@@ -203,7 +269,6 @@ with np.load(sys.argv[2]) as x:
 """
 
 
-@on_one_rank_in_quick
 def test_a_new_process_loads(kit):
     """Of one rank, whatever ranks have saved."""
     models = kit.both()
@@ -221,21 +286,6 @@ def test_a_new_process_loads(kit):
     kit.comm.barrier("wait for rank 0")
 
 
-@on_one_rank_in_quick
-def test_a_clone(kit):
-    models = kit.both()
-    kit.fit(models)
-    clones = [kit.keras.models.clone_model(models[0]), kit.model(kit.dense())]
-    for table in [layer.tables for layer in clones[0].layers if hasattr(layer, "tables")]:
-        ((name, made),) = table.items()
-        kit.fill(made, name.removeprefix("table_"))
-    for each in clones:
-        kit.compile(each)
-    kit.fit(clones)
-    kit.check(clones)
-
-
-@on_one_rank_in_quick
 def test_early_stopping(kit):
     models = kit.both()
 
@@ -243,13 +293,10 @@ def test_early_stopping(kit):
         options = {"patience": 1, "min_delta": 100.0, "restore_best_weights": True}
         return [kit.keras.callbacks.EarlyStopping("loss", **options)]
 
-    losses = kit.fit(models, callbacks=stop, epochs=5)
-    assert list(map(len, losses)) == [2, 2]
-    np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-5)
-    kit.check(models)
+    kit.run(models, callbacks=stop, epochs=5)
+    assert int(models[0].optimizer.iterations) == 2 * N // BATCH
 
 
-@on_one_rank_in_quick
 def test_model_checkpoint(kit):
     models = kit.both()
     path = kit.path("best.weights.h5")
@@ -261,46 +308,34 @@ def test_model_checkpoint(kit):
     kit.check(models)
 
 
-@on_one_rank_in_quick
-def test_mixed_precision(kit):
-    kit.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision(kit, policy):
+    kit.keras.mixed_precision.set_global_policy(policy)
     try:
         models = kit.both()
     finally:
         kit.keras.mixed_precision.set_global_policy("float32")
+    is_scaled = type(models[0].optimizer).__name__.startswith("LossScaleOptimizer")
+    assert is_scaled == (policy == "mixed_float16")
+    assert models[0].layers[-2].compute_dtype == policy.removeprefix("mixed_")
     kit.fit(models)
     kit.check(models, atol=0.03)  # of bfloat16, whose sums go over ranks in another order
 
 
-@on_one_rank_in_quick
 def test_gradient_accumulation(kit):
     """Ten batches, three of a step: the last one waits for two more."""
     if kit.keras.__name__ == "tf_keras":
         return  # it has none
-    models = kit.both()
-    for model in models:
-        rate = kit.keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.8)
-        made = kit.keras.optimizers.Adagrad(rate, gradient_accumulation_steps=3)
-        kit.compile(model, optimizer=made)
-    losses = kit.fit(models)
-    np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-5)
-    kit.check(models)
-    kit.fit(models, epochs=1)
-    kit.check(models)
+
+    def optimizer(keras):
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.8)
+        return keras.optimizers.Adagrad(rate, gradient_accumulation_steps=3)
+
+    models = kit.both(optimizer=optimizer)
+    kit.run(models)
+    kit.run(models, epochs=1)
 
 
-@on_one_rank_in_quick
-def test_learning_rate_scheduler(kit):
-    models = kit.both()
-
-    def rates():
-        return [kit.keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 / (epoch + 1))]
-
-    np.testing.assert_allclose(*kit.fit(models, callbacks=rates, epochs=3), rtol=1e-5, atol=1e-5)
-    kit.check(models)
-
-
-@on_one_rank_in_quick
 def test_a_train_step_of_a_programs_own(kit):
     class Own(kit.keras.Model):
         def train_step(self, data):
@@ -308,12 +343,9 @@ def test_a_train_step_of_a_programs_own(kit):
             self.optimizer.apply_gradients(pairs)
             return {"loss": loss}
 
-    models = kit.both(classes=(Own, Own))
-    kit.fit(models)
-    kit.check(models)
+    kit.run(kit.both(classes=(Own, Own)))
 
 
-@on_one_rank_in_quick
 def test_a_table_with_an_optimizer_and_owners_of_its_own(kit):
     """The dense model parts the gradients in a step of its own."""
     rate = kit.keras.optimizers.schedules.ExponentialDecay(0.4, 3, 0.7)
@@ -338,14 +370,10 @@ def test_a_table_with_an_optimizer_and_owners_of_its_own(kit):
     assert int(own.iterations) == int(twin.iterations) == int(models[0].optimizer.iterations)
 
 
-@on_one_rank_in_quick
 def test_several_outputs(kit):
-    models = kit.both(num_outputs=2, loss=["mse", "mae"])
-    kit.fit(models, y=(Y, -Y))
-    kit.check(models)
+    kit.run(kit.both(num_outputs=2, loss=["mse", "mae"]), y=(Y, -Y))
 
 
-@on_one_rank_in_quick
 def test_two_models_that_share_a_table(kit):
     made = [kit.layers(kit.tables()), kit.dense()]
     first, second = ([kit.model(layers) for layers in made] for _ in range(2))

@@ -45,11 +45,31 @@ def looked_up(variable, keys, kind, **arguments):
     return rows[:, None, :]
 
 
-def trained(batches, parts, kind):
+def made(parts, initializer):
+    partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
+    return get_kv_variable("kv", DIM, initializer=initializer, partitioner=partitioner)
+
+
+def trained_eagerly(batches, parts, kind, initializer):
+    """The same by eager steps of Keras."""
+    variable = made(parts, initializer)
+    each = [variable] if parts is None else list(variable)
+    optimizer = tf.keras.optimizers.Adagrad(0.1)
+    found = []
+    for keys, grads in batches:
+        with tf.GradientTape() as tape:
+            rows = looked_up(variable, tf.constant(keys, tf.int64), kind)
+            loss = tf.reduce_sum(rows * grads)
+        optimizer.apply_gradients(zip(tape.gradient(loss, each), each, strict=True))
+        found.append(rows.numpy())
+    exported = [part.export(cutoff=None) for part in each]
+    return found, [(keys.numpy(), rows.numpy()) for keys, rows in exported]
+
+
+def trained(batches, parts, kind, initializer=None):
     """Returns what each step's lookup gave, and keys and rows of each partition in the end."""
     with tf.Graph().as_default():
-        partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
-        variable = get_kv_variable("kv", DIM, partitioner=partitioner)
+        variable = made(parts, initializer)
         keys = tf1.placeholder(tf.int64, [None, 2])
         grads = tf1.placeholder(tf.float32, [None, 2, DIM])
         rows = looked_up(variable, keys, kind)
@@ -69,13 +89,17 @@ def trained(batches, parts, kind):
 
 @pytest.mark.parametrize("kind", ["plain", "sparse"])
 @pytest.mark.parametrize("parts", [None, 3])
-def test_ranks_and_partitions_train_as_one_rank_with_all_batches(comm, monkeypatch, parts, kind):
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_ranks_and_partitions_train_as_one_rank_with_all_batches(
+    comm, monkeypatch, is_eager, parts, kind
+):
     mine = [batch_of(comm.rank, step) for step in range(STEPS)]
-    rows, exported = trained(mine, parts, kind)
+    initializer = tf1.ones_initializer() if is_eager else None
+    rows, exported = (trained_eagerly if is_eager else trained)(mine, parts, kind, initializer)
     with monkeypatch.context() as patch:
         patch.setattr(job, "_communicator", SingleCommunicator())
         everything = [together(comm, step) for step in range(STEPS)]
-        all_rows, ((all_keys, oracle),) = trained(everything, None, kind)
+        all_rows, ((all_keys, oracle),) = trained(everything, None, kind, initializer)
     for step, (found, wanted) in enumerate(zip(rows, all_rows, strict=True)):
         start = sum(len(batch_of(rank, step)[0]) for rank in range(comm.rank))
         np.testing.assert_allclose(found, wanted[start : start + len(found)], atol=1e-5)
@@ -89,10 +113,7 @@ def test_ranks_and_partitions_train_as_one_rank_with_all_batches(comm, monkeypat
 @pytest.mark.parametrize("kind", ["plain", "sparse"])
 @pytest.mark.parametrize("parts", [None, 2])
 def test_every_rank_predicts_from_the_rows_of_all(comm, kind, parts):
-    partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
-    variable = get_kv_variable(
-        "kv", DIM, initializer=tf1.ones_initializer(), partitioner=partitioner
-    )
+    variable = made(parts, tf1.ones_initializer())
     tf.nn.embedding_lookup(variable, tf.constant([comm.rank, comm.rank + 100]))
     before = variable.export()[0].numpy()
     assert (before % comm.size == comm.rank).all()
