@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doc_blocks import FENCE, ROOT, Block, blocks_of, printed_by, run
+from tests.support.doc_blocks import FENCE, ROOT, blocks_of, printed_by, run
 
 PAGES = [
     ROOT / "README.md",
@@ -109,19 +109,17 @@ def test_the_kernels_of_the_kernel_page_compile(tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_relative_link_leads_to_a_file(page):
-    text = FENCE.sub("", page.read_text())
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:|#", target):
-            continue
-        assert (page.parent / target.split("#")[0]).exists(), f"{name_of(page)} links to {target}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_path_named_exists(page):
-    folders = "|".join(p.name for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith("."))
-    for path in re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./*-]*[\w*])", page.read_text()):
-        assert list(ROOT.glob(path.rstrip("."))), f"{name_of(page)} names {path}"
+def test_what_a_page_links_to_or_names_exists_and_its_lines_are_short(page):
+    whole, folders = page.read_text(), [p.name for p in ROOT.iterdir() if p.is_dir()]
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", whole)):
+        is_elsewhere = re.match(r"[a-z]+:|#", target)
+        assert is_elsewhere or (page.parent / target.split("#")[0]).exists(), target
+    folders = "|".join(name for name in folders if not name.startswith("."))
+    for path in re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./*-]*[\w*])", whole):
+        assert list(ROOT.glob(path.rstrip("."))), path
+    for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", whole):
+        assert f"def {test}(" in (ROOT / path).read_text(), test
+    assert [line for line in whole.splitlines() if len(line) > 120] == []
 
 
 # Pages for those who change the code: each name in them is one of the code.
@@ -130,11 +128,13 @@ CODE_PAGES = [*DESIGN_PAGES, ROOT / "CONTRIBUTING.md", ROOT / "kernels" / "READM
 
 
 @pytest.mark.parametrize("page", CODE_PAGES, ids=name_of)
-def test_every_file_named_without_its_folder_exists(page):
+def test_every_file_and_function_named_is_in_the_code(page):
     paths = [str(path) for folder in ("sok_lite", "kernels") for path in (ROOT / folder).rglob("*")]
     for name in re.findall(r"`([\w/]+\.(?:py|cuh?|cpp))`", page.read_text()):
-        known = (ROOT / name).exists() or any(path.endswith(f"/{name}") for path in paths)
-        assert known, f"{name_of(page)} names {name}"
+        assert (ROOT / name).exists() or any(path.endswith(f"/{name}") for path in paths), name
+    for path, name in re.findall(r"`((?:sok_lite|kernels)/[\w/]+\.\w+)::(\w+)`", page.read_text()):
+        defined = rf"(def|class) {name}\b" if path.endswith(".py") else rf"\b{name}\("
+        assert re.search(defined, (ROOT / path).read_text()), f"{name} of {path}"
 
 
 @pytest.mark.parametrize("page", DESIGN_PAGES, ids=name_of)
@@ -143,13 +143,7 @@ def test_every_name_of_the_design_is_in_the_code(page):
     words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in sources)))
     for name in re.findall(r"`([A-Za-z_][\w.]*\w)`", FENCE.sub("", page.read_text())):
         if not (ROOT / name).exists():
-            assert set(re.findall(r"\w+", name)) <= words, f"{name_of(page)} names {name}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_test_named_exists(page):
-    for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
-        assert f"def {test}(" in (ROOT / path).read_text(), f"{name_of(page)} names {test}"
+            assert set(re.findall(r"\w+", name)) <= words, name
 
 
 def test_every_fault_names_a_file_of_tests():
@@ -161,14 +155,6 @@ def test_every_fault_names_a_file_of_tests():
         path = re.fullmatch(r"`(\w+/[\w/]+\.py)`", test)
         is_said = test == "TensorFlow" or "not yet: " in row or "not noticed: " in row
         assert is_said if path is None else (ROOT / "tests" / path[1]).is_file(), row
-
-
-@pytest.mark.parametrize("page", CODE_PAGES, ids=name_of)
-def test_every_function_named_with_its_file_is_there(page):
-    for path, name in re.findall(r"`((?:sok_lite|kernels)/[\w/]+\.\w+)::(\w+)`", page.read_text()):
-        defined = rf"(def|class) {name}\b" if path.endswith(".py") else rf"\b{name}\("
-        source = (ROOT / path).read_text()
-        assert re.search(defined, source), f"{name_of(page)} names {name} of {path}"
 
 
 def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give():
@@ -185,12 +171,6 @@ def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give():
     assert versions.sub("", page) == versions.sub("", made), (
         "run: python -m tools.optimizer_table --write"
     )
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_lines_of_a_page_are_short(page):
-    for number, line in enumerate(page.read_text().splitlines(), 1):
-        assert len(line) <= 120, f"{name_of(page)}, line {number}: {len(line)}"
 
 
 def test_code_is_as_wide_as_the_site_shows_it():
@@ -211,13 +191,3 @@ def test_every_environment_variable_is_public():
     page = (ROOT / "docs" / "public_names.md").read_text()
     named = re.findall(r"^\| `(SOK_LITE_[A-Z_]+)` \|", page, re.MULTILINE)
     assert known == set(named) and len(named) == len(known)
-
-
-def test_a_fence_of_an_unknown_kind_is_refused():
-    with pytest.raises(AssertionError, match="notest"):
-        blocks_of("```python notest\nx\n```\n")
-
-
-def test_output_belongs_to_the_block_above():
-    text = "```python\na\n```\ntext\n```text output\nb\n```\n```python ranks=2\nc\n```\n"
-    assert blocks_of(text) == [Block(2, 0, "a\n", "b\n"), Block(9, 2, "c\n", None)]

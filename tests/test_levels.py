@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import conftest as levels
-from tests.support.pairs import covering
 from tests.support.repository import git_in
 
 
@@ -100,11 +99,6 @@ def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
     assert "skipped here in every variant: test_inner.py::test_none\n" in printed
 
 
-def test_the_level_of_the_run_reaches_the_tests(request):
-    """pytest could have imported tests/conftest.py a second time for them."""
-    assert request.config.getoption("--quick") == levels.QUICK
-
-
 def test_of_each_function_the_variant_with_the_lowest_hash_runs():
     def named(function, *names):
         return variants("tests/sok/test_x.py", function, *names)
@@ -151,17 +145,6 @@ def test_what_changed_runs_in_all_variants_and_what_is_marked_in_full_alone():
     assert len(found) == 6 and found > {item.nodeid for item in items[:5]}
 
 
-@pytest.mark.parametrize("unchanged", [False, True])
-def test_what_changed_may_be_left_out_of_account(unchanged, monkeypatch):
-    for name, value in (("QUICK", True), ("changed_stems", lambda: {"x"}), ("_others", {})):
-        monkeypatch.setattr(levels, name, value)
-    hook = SimpleNamespace(pytest_deselected=lambda items: None)
-    config = SimpleNamespace(getoption={"--unchanged": unchanged}.get, hook=hook)
-    items = variants("tests/sok/test_x.py", "test_a", *"12345678")
-    levels.pytest_collection_modifyitems(config, items)
-    assert len(items) == (1 if unchanged else 8)
-
-
 UNHASHABLE = [[0], [1], [2], [3]]
 
 
@@ -182,20 +165,6 @@ def test_what_is_marked_as_pairs_runs_so_that_every_two_values_meet(rows):
         for two in itertools.combinations(range(3), 2):
             met, may_meet = ({tuple(row[i] for i in two) for row in some} for some in (found, rows))
             assert met == may_meet
-
-
-def test_of_many_variants_few_hold_all_pairs():
-    rows = list(itertools.product(range(3), range(4), range(2), range(2), "ab"))
-    chosen = covering([dict(zip("vwxyz", row, strict=True)) for row in rows])
-    assert 12 <= len(chosen) <= 16 and len(rows) == 96
-    assert chosen == sorted(set(chosen))
-    assert covering([{"one": i} for i in range(5)]) == [0, 1, 2, 3, 4]
-
-
-def test_a_mark_says_its_reason(request):
-    for item in request.session.items:
-        mark = item.get_closest_marker("full_only")
-        assert mark is None or (len(mark.args) == 1 and mark.args[0]), item.nodeid
 
 
 @pytest.fixture
@@ -236,9 +205,3 @@ def test_a_file_counts_by_the_middle_of_its_name_unless_it_only_moved(
         monkeypatch.setattr(levels, "MOST_CHANGED", most)
         levels.changed_stems.cache_clear()
         assert levels.changed_stems() == stems
-
-
-@pytest.mark.parametrize("record", ["", "{}", '{"commit": "0123456789abcdef"}'])
-def test_without_a_known_commit_nothing_counts_as_changed(project, record):
-    levels.LAST_FULL.write_text(record) if record else levels.LAST_FULL.unlink()
-    assert levels.changed_stems() is None

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts import check
 from sok_lite._version import __version__
 from sok_lite.backend import build
 from sok_lite.engine.files.source_writer import write_checkpoint
@@ -416,33 +415,6 @@ def test_demo_ends_with_the_result_of_rank_0(stage_set, code):
     said = b"hello -np 3 python examples/train_ctr.py --ranks 3 --rows 7\n"
     assert (done.returncode, done.stderr) == (code, b"10%\r20%\r")
     assert done.stdout == said + b'RESULT {"auc": [1]}\n'
-
-
-# What sets up is done, and of the other TensorFlow there is or is not an environment.
-@pytest.mark.parametrize(
-    ("oldest", "failing", "failed"), [("1", (), 0), ("0", ("ruff",), 2), ("no", (), 1)]
-)
-def test_the_last_line_of_test_sh_counts_all_stages(stage_set, oldest, failing, failed):
-    """How the line of a stage is counted, test_check.py has."""
-    project, tools, env = stage_set
-    if oldest == "no":
-        shutil.rmtree(project / ".venv-oldest")
-    for name in ("ruff", "mypy", "clang-format", "mpirun", "horovodrun", "python"):
-        write_tool(tools / name, f"echo '1 passed, 1 skipped in 1.00s'\nexit {name in failing:d}\n")
-    if oldest == "1":
-        write_tool(
-            project / ".venv-oldest" / "bin" / "python", "echo '7 passed, 1 skipped in 1.00s'"
-        )
-    env["SOK_LITE_OLDEST"] = "0" if oldest == "0" else "1"
-    done = run("bash", project / "scripts" / "test.sh", env=env)
-    stages, _ = check.quick_and_full_stages("2.16", oldest != "0")
-    ran = len(stages) - (oldest == "no")
-    passed = ran + 6 * (oldest == "1")  # each stage has the TensorFlow that it is for
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith(f"{passed} passed, {failed} failed, {ran} skipped in"), done.stdout
-    assert done.returncode == (failed > 0)
-    assert ("\n=== tests, TensorFlow 2.16\n" in done.stdout) == (oldest != "0")
-    assert ("SOK_LITE_OLDEST=0 leaves this stage out" in done.stdout) == (oldest == "no")
 
 
 def test_test_sh_runs_what_pytest_would_of_paths_but_not_where_the_set_up_failed(stage_set):

@@ -4,7 +4,6 @@ import html.parser
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 import shutil
 import subprocess
@@ -179,34 +178,3 @@ def test_every_public_name_has_an_anchor_on_the_site(site, pages):
     pytest.importorskip("tensorflow")
     known = set().union(*(page.ids for path, page in pages.items() if path.parent.name == "api"))
     assert not public_names() - known
-
-
-@builds_the_site
-def test_methods_that_are_functions_elsewhere_say_what_they_do(site):
-    sok = pytest.importorskip("sok_lite")
-    text = html.unescape(re.sub("<[^>]+>", "", (site / "api" / "variables.html").read_text()))
-    for name in ("expire", "export_if", "contains", "reserve"):
-        first, *_ = getattr(sok.DynamicVariable, name).__doc__.splitlines()
-        assert first.replace("`", "") in " ".join(text.split()), name
-
-
-@builds_the_site
-def test_search_finds_a_name_of_the_api_by_a_word_of_it(site):
-    """What is searched is compared with the words of titles."""
-    index = json.loads((site / "search.json").read_text())
-    for word, name in (
-        *(("below", "DynamicVariable.erase_below"), ("dynamic", "DynamicVariable")),
-        *(("expire", "DynamicVariable.expire"), ("expire", "keras.Table.expire")),
-        *(("gradients", "OptimizerWrapper.apply_gradients"), ("init", "init"), ("dump", "dump")),
-        *(("readonly", "open_readonly"), ("serving", "export_serving")),
-        *(("sparse", "lookup_sparse"), ("strings", "hash_strings")),
-    ):
-        (found,) = (x for x in index["items"] if x["location"].endswith(f"#sok_lite.{name}"))
-        words = re.split(index["config"]["separator"], found["title"])
-        assert word in [each.lower() for each in words], name
-    for word, page in (
-        *(("OOM", "concepts/limits"), ("MirroredStrategy", "howto/several-hosts")),
-        *(("streaming", "howto/continuous-training"), ("HkvOptions", "api/variables")),
-    ):
-        items = [x for x in index["items"] if x["location"].startswith(f"{page}.html")]
-        assert any(word.lower() in f"{x['title']} {x['text']}".lower() for x in items), word

@@ -17,7 +17,6 @@ from tests.support.own_process import run_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = sources.kernel_files()
-ARCHS = ("sm_80", "sm_90", "sm_100")
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 
 
@@ -49,30 +48,14 @@ each_file_and_arch = pytest.mark.parametrize(
 
 
 @each_file_and_arch
-def test_kernels_compile_with_nvrtc_without_any_include_path(path, arch):
+def test_kernels_compile_without_any_include_path_and_do_not_spill(path, arch):
     assert compiled(path, arch).error is None
-
-
-@each_file_and_arch
-def test_no_kernel_spills(path, arch):
     usage = compiled(path, arch).kernels
     assert set(usage) == set(re.findall(r"\.entry (\w+)", compiled(path, arch).ptx))
     assert usage, path.name
     assert {name: each for name, each in usage.items() if each.spill_bytes} == {}
     # Arrays with an index that is known at run time only have no place in registers().
     assert {name: each for name, each in usage.items() if each.stack_bytes} == {}
-
-
-def test_a_kernel_that_spills_is_seen():
-    source = sources.inline_includes(sources.kernel_folder() / "update" / "rmsprop.cu")
-    few = registers().compile_source(source, "sm_80", ["--maxrregcount=24"]).kernels
-    assert any(usage.spill_bytes for usage in few.values())
-    assert max(usage.registers for usage in few.values()) <= 24
-
-
-def test_a_report_that_is_not_understood_is_an_error():
-    with pytest.raises(ValueError, match="another format"):
-        registers().parse_usage("ptxas info : Compiling entry function 'k' for 'sm_90'\nUsed many")
 
 
 # They copy rows, 16 bytes a lane and request: what fills the bandwidth of a GPU's memory.
@@ -100,33 +83,6 @@ def test_rows_and_slots_move_16_bytes_a_lane(path):
         assert max(widths[name].loads) == 16, name
     for name in here & COPY_ROWS:
         assert max(widths[name].stores) == 16, name
-
-
-WIDTHS = """
-struct alignas(16) Word { unsigned long long low, high; };
-extern "C" __global__ void wide(const Word* from, Word* to, const unsigned long long* places) {
-  *(Word*)places[1] = from[3];
-}
-extern "C" __global__ void narrow(const float* from, float* to) {
-  volatile float slow = from[2];
-  if (from[1] > 0) to[0] = slow;
-}
-extern "C" __global__ void stack(int* to, int i) {
-  int many[40] = {};
-  for (int j = 0; j < 40; ++j) many[to[j]] += j;
-  to[0] = many[i];
-}
-"""
-
-
-def test_widths_and_local_memory_are_read_from_what_the_compiler_made():
-    made = registers().compile_source(WIDTHS, "sm_90")
-    widths = registers().widths(made.ptx)
-    assert widths["wide"] == ({16: 1, 8: 1}, {16: 1})
-    assert widths["narrow"] == ({4: 2}, {4: 1})
-    assert made.kernels["stack"].stack_bytes == 160
-    assert made.kernels["wide"].stack_bytes == 0
-    assert (set(widths["stack"].loads), widths["stack"].stores) == ({4}, {4: 1})
 
 
 # How a kernel reads and writes slots that other threads write during the same launch. The number is
@@ -159,37 +115,7 @@ def test_no_access_is_ordered_for_more_than_the_gpu(path):
         assert not found, (name, found)
 
 
-@pytest.mark.parametrize(
-    ("registers_of_a_thread", "threads", "part"),
-    # As NVIDIA's occupancy calculator says for compute capability 9.0.
-    [
-        (32, 256, 1.0),
-        (33, 256, 0.75),
-        (40, 256, 0.75),
-        (64, 256, 0.5),
-        (128, 256, 0.25),
-        (255, 256, 0.125),
-        (16, 32, 0.5),
-        (32, 1024, 1.0),
-        (33, 1024, 0.5),
-        (48, 96, 0.609375),
-    ],
-)
-def test_occupancy_follows_from_registers(registers_of_a_thread, threads, part):
-    assert registers().occupancy(registers_of_a_thread, threads) == part
-
-
-@each_file
-def test_registers_let_enough_threads_run_to_hide_the_latency_of_memory(path):
-    for name, usage in compiled(path, "sm_90").kernels.items():
-        part = registers().occupancy(usage.registers, THREADS_PER_BLOCK)
-        # FTRL has two roots a column, and rounding by random bits comes on top.
-        assert part >= (1 / 4 if "ftrl_stochastic" in name else 3 / 8), (name, usage)
-        assert part >= 5 / 8 or name not in COPY_ROWS | READ_SLOTS, (name, usage)
-
-
-# Of the kernels that wait for memory most, on each architecture: all three have as many registers
-# and warps an SM.
+# Of the kernels that wait for memory most.
 OCCUPANCY = {
     "find": 5 / 8,
     "find_with_hint": 5 / 8,
@@ -200,28 +126,14 @@ OCCUPANCY = {
 }
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        arch
-        if arch == "sm_90"
-        else pytest.param(arch, marks=pytest.mark.full_only("compiles anew"))
-        for arch in ARCHS
-    ],
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        if path_of(name).name == "lookup.cu"  # other tests of quick compile it too
-        else pytest.param(name, marks=pytest.mark.full_only("compiles another file"))
-        for name in OCCUPANCY
-    ],
-)
-def test_searches_and_sums_have_threads_enough_on_every_gpu(name, arch):
-    usage = compiled(path_of(name), arch).kernels[name]
-    part = registers().occupancy(usage.registers, THREADS_PER_BLOCK)
-    assert part >= OCCUPANCY[name], usage
+@each_file
+def test_registers_let_enough_threads_run_to_hide_the_latency_of_memory(path):
+    for name, usage in compiled(path, "sm_90").kernels.items():
+        part = registers().occupancy(usage.registers, THREADS_PER_BLOCK)
+        # FTRL has two roots a column, and rounding by random bits comes on top.
+        assert part >= (1 / 4 if "ftrl_stochastic" in name else 3 / 8), (name, usage)
+        assert part >= 5 / 8 or name not in COPY_ROWS | READ_SLOTS, (name, usage)
+        assert part >= OCCUPANCY.get(name, 0), (name, usage)
 
 
 @pytest.mark.parametrize(
@@ -326,47 +238,6 @@ def test_kernels_are_found_by_name():
     assert sources.find_kernel("sort_pass", kernels).kind == "team"
     with pytest.raises(AttributeError, match="No kernel 'rows_eat_u32'"):
         sources.find_kernel("rows_eat_u32", kernels)
-
-
-def test_nvrtc_refuses_what_is_no_kernel():
-    source = (
-        sources.inline_includes(FILES[0]) + "\nSOK_KERNEL(broken)(i64 n) { not_a_function(n); }\n"
-    )
-    assert "not_a_function" in registers().compile_source(source, "sm_90").error
-
-
-def exported_names():
-    """Names that the sources export, macro-made ones as written (with ##)."""
-    return {
-        name for path in FILES for name in re.findall(r"SOK_EXPORT\(([\w#]+)\)", path.read_text())
-    }
-
-
-def test_every_kernel_is_exported_to_the_cpu():
-    for path in FILES:
-        text = path.read_text()
-        kernels = set(re.findall(r"SOK_(?:ROW_|TILE_|TEAM_)?KERNEL\(([\w#]+)\)", text))
-        assert kernels, path.name
-        assert kernels <= set(re.findall(r"SOK_EXPORT\(([\w#]+)\)", text)), path.name
-
-
-def test_every_kernel_is_launched_by_the_engine():
-    # Names are put together from parts: the first word of each has to start a string.
-    python = "\n".join(
-        path.read_text() for path in (sources.kernel_folder().parent / "sok_lite").rglob("*.py")
-    )
-    for name in exported_names():
-        assert re.search(rf'"{name.split("_")[0]}_', python), name
-
-
-def test_kernels_include_only_their_own_headers():
-    for path in [*FILES, *sources.kernel_folder().rglob("*.cuh")]:
-        if path.name.startswith("platform"):
-            continue
-        for line in path.read_text().splitlines():
-            if line.startswith("#include"):
-                assert re.fullmatch(r'#include "[\w/]+\.cuh"', line), f"{path.name}: {line}"
-        assert "std::" not in path.read_text(), path.name
 
 
 def test_tunables_reach_both_compilers(tmp_path, monkeypatch):

@@ -3,14 +3,12 @@
 What they measure is not asserted: no test asserts a time.
 """
 
-import argparse
 import re
 import subprocess
 
-import numpy as np
 import pytest
 
-from scripts.bench.tables import NEW_SHARE, OPS, Bench, distinct_keys
+from scripts.bench.tables import OPS
 from tests.support.benchmarks import ROOT, RUNS_A_BENCHMARK, command_of, run
 from tests.support.own_process import run_program
 
@@ -76,26 +74,6 @@ def test_a_benchmark_prints_a_line_for_each_case(name, monkeypatch, tmp_path):
     assert f"{field}: {'; '.join(str(fields[field]) for fields in results)}" == expected
 
 
-@RUNS_A_BENCHMARK
-def test_the_workload_of_hkv_runs_on_both_tables():
-    args = "--backends cpu --capacity 4096 --batch 200 --dims 3 --loads 0.5 --workload hkv"
-    results, text = run("tables", *args.split())
-    assert [r["table"] for r in results] == 9 * ["hbm"] + 10 * ["hybrid"]
-    assert "hbm has no insert_and_evict" in text
-
-
-@pytest.mark.full_only("starts a system in each of its processes")
-def test_a_system_that_dies_ends_the_benchmark(tmp_path):
-    peer = tmp_path / "bin" / "python"
-    peer.parent.mkdir()
-    peer.write_text("#!/bin/sh\necho no TFRA here >&2\nexit 3\n")
-    peer.chmod(0o755)
-    done = call("lookup", "--threads", "1", "--peers", str(tmp_path))
-    assert done.returncode == 1
-    assert "no TFRA here" in done.stderr
-    assert "A process of tfra, 1 thread died; its words are above." in done.stderr
-
-
 def test_what_a_benchmark_does_without_is_not_imported():
     for missing, names in (
         ("tensorflow", "engine tables files optimizers readonly"),  # scripts/gpu_check.sh has none
@@ -103,20 +81,3 @@ def test_what_a_benchmark_does_without_is_not_imported():
     ):
         modules = ", ".join(f"scripts.bench.{name}" for name in names.split())
         run_program(f"import sys; sys.modules[{missing!r}] = None; import {modules}")
-
-
-def test_a_filled_table_gives_known_and_new_keys(backend):
-    args = argparse.Namespace(batch=100, near_share=1.0, table_options=[])
-    bench = Bench(backend, "hbm", 4, 4096, 0.5, args)
-    assert (bench.table.capacity, bench.table.size) == (4096, 2048)
-    known = [bench.known(100) for _ in range(15)]
-    assert all(bool(bench.table.contains(keys).all()) for keys in known)
-    assert len({key for keys in known for key in backend.to_host(keys).tolist()}) == 1500
-    keys = bench.mixed(100)
-    assert np.unique(backend.to_host(keys)).size == 100
-    held = backend.to_host(bench.table.contains(keys))
-    assert held.sum() == 100 - int(100 * NEW_SHARE)
-    bench.table.find_or_insert(keys)
-    bench.remove_new(keys, 2048)
-    np.testing.assert_array_equal(backend.to_host(bench.table.contains(keys)), held)
-    assert np.unique(backend.to_host(distinct_keys(backend, 0, 1000))).size == 1000

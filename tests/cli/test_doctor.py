@@ -102,12 +102,19 @@ def test_kernels_need_a_compiler_or_a_wheel(capsys, monkeypatch, tmp_path):
     assert "apt-get install g++" in found["CPU kernels"][2]
 
 
-def test_a_cache_that_cannot_be_written_to_is_broken(capsys, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path / "file"))
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1", "GPU"),
+        ("SOK_LITE_CACHE", __file__, "cache"),  # cannot be written to
+    ],
+)
+def test_a_variable_that_does_harm_is_broken(capsys, monkeypatch, variable, value, name):
+    monkeypatch.setattr(doctor, "cuda_unavailable", lambda: None)
+    monkeypatch.setenv(variable, value)
     status, found, _ = told(capsys)
-    assert status == 1 and found["cache"][0] == "BROKEN"
-    assert "SOK_LITE_CACHE" in found["cache"][2]
+    assert status == 1 and found[name][0] == "BROKEN"
+    assert name != "cache" or variable in found[name][2]
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_broken(capsys, monkeypatch):
@@ -141,15 +148,6 @@ def test_a_cluster_of_tensorflows_own_is_broken(capsys, monkeypatch, config, sta
     status, found, _ = told(capsys)
     assert found["cluster"][0] == state and status == (state == "BROKEN")
     assert (found["cluster"][2] is None) == (state == "ok")
-
-
-def test_a_stream_for_each_thread_is_broken(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "cuda_unavailable", lambda: None)
-    for value, state in (("1", "BROKEN"), ("0", "ok")):
-        monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", value)
-        status, found, _ = told(capsys)
-        assert found["GPU"][0] == state
-    assert status == 0
 
 
 def test_the_versions_are_those_that_pip_is_asked_for():

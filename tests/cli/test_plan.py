@@ -75,23 +75,39 @@ def test_the_parts_of_a_plan_add_up_and_are_within_the_room():
     assert again.near == found["near_bytes"]
 
 
-def test_small_tables_stay_near_and_the_largest_has_two_tiers():
-    tables = ("--table", "name=user,keys=3e8,dim=32", "--table", "name=item,keys=1e7,dim=64,ids=9")
-    status, found = described(*tables, "--gpus", "1", "--gpu-gb", "80", "--host-gb", "500")
-    user, item = found["tables"]
-    assert (status, user["var_type"], item["var_type"]) == (0, "hybrid", "hbm")
-    assert (user["keys_of_rank"], item["far_rows_bytes"], item["ids"]) == (3e8, 0, 9.0)
+@pytest.mark.parametrize(
+    ("arguments", "status", "kinds"),
+    [
+        (
+            "--table name=user,keys=3e8,dim=32 --table name=item,keys=1e7,dim=64,ids=9 "
+            "--gpus 1 --gpu-gb 80 --host-gb 500",
+            *(0, ["hybrid", "hbm"]),
+        ),
+        # Without far memory nothing is put there.
+        ("--keys 1e9 --dim 64 --gpus 1 --gpu-gb 80", 1, ["hbm"]),
+        # More keys than a rank can hold.
+        ("--keys 5e9 --dim 1 --optimizer sgd --ranks 1 --host-gb 9999", 1, ["hbm"]),
+    ],
+)
+def test_which_tables_are_put_in_two_tiers(arguments, status, kinds):
+    found = described(*arguments.split())
+    assert (found[0], [table["var_type"] for table in found[1]["tables"]]) == (status, kinds)
+    if len(kinds) == 2:
+        user, item = found[1]["tables"]
+        assert (user["keys_of_rank"], item["far_rows_bytes"], item["ids"]) == (3e8, 0, 9.0)
+    _, out, _ = run("plan", *arguments.split())
+    assert ("more keys than a rank can hold: table" in out) == ("5e9" in arguments)
 
 
-def test_without_far_memory_nothing_is_put_there():
-    status, found = described("--keys", "1e9", "--dim", "64", "--gpus", "1", "--gpu-gb", "80")
-    assert (status, found["tables"][0]["var_type"], found["far_bytes"]) == (1, "hbm", 0)
-
-
-def test_more_keys_than_a_rank_can_hold_do_not_fit():
-    arguments = ("--keys", "5e9", "--dim", "1", "--optimizer", "sgd", "--ranks", "1")
-    status, out, _ = run("plan", *arguments, "--host-gb", "9999")
-    assert status == 1 and "more keys than a rank can hold: table" in out
+def test_tables_grow_by_new_keys_and_by_times():
+    one = ("--dim", "8", "--ranks", "2", "--host-gb", "64")
+    _, grown = described("--keys", "1e6", *one, "--times", "2.5")
+    _, whole = described("--keys", "2500000", *one)
+    assert grown["now"] == [] and grown.pop("times") == 2.5 and whole.pop("times") == 1
+    assert grown == whole
+    _, found = described("--keys", "1e8", *one, "--new-keys-per-day", "1e6")
+    assert found["days"] == pytest.approx((found["room"] - 1) * 100)
+    assert "; full in " in fine("plan", "--keys", "1e8", *one, "--new-keys-per-day", "1e6")
 
 
 def test_the_room_is_the_most_that_fits():
@@ -100,13 +116,6 @@ def test_the_room_is_the_most_that_fits():
     for close, fits in ((0.999, True), (1.001, False)):
         keys = int(10**8 * factor * close)
         assert plan([needs[0]._replace(num_keys=keys)], machines).fits == fits
-
-
-def test_days_until_it_is_full():
-    arguments = ("--keys", "1e8", "--dim", "16", "--gpus", "1", "--gpu-gb", "80")
-    _, found = described(*arguments, "--new-keys-per-day", "1e6")
-    assert found["days"] == pytest.approx((found["room"] - 1) * 100)
-    assert "; full in " in fine("plan", *arguments, "--new-keys-per-day", "1e6")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -156,6 +165,7 @@ def test_how_a_job_is_started():
         (["--keys", "0.5", "--dim", "2", "--ranks", "1"], "whole number from 1 on"),
         (["--keys", "nan", "--dim", "2", "--ranks", "1"], "whole number from 1 on"),
         (["--keys", "5", "--dim", "2", "--ranks", "1", "--times", "1e308"], "at most 1e12"),
+        (["--keys", "5", "--dim", "2", "--ranks", "1", "--times", "0"], "a number above 0"),
         (["--table", "name=a,dim=2", "--ranks", "1", "--host-gb", "1"], "name=N,keys=K,dim=D"),
         (["--table", "name=a,keys=x,dim=2", "--ranks", "1", "--host-gb", "1"], "whole number"),
         (
@@ -220,13 +230,3 @@ def test_the_tables_of_a_checkpoint_are_made_as_they_were(tmp_path):
     out = fine("plan", *given, "--ranks", 1, "--host-gb", 1)
     assert '  sk.Table("b", 2)\n  sk.Table("c", 2, optimizer="sgd")\n' in out
     assert "0.000" not in out
-
-
-def test_keys_that_are_given_grow_as_well():
-    one = ("--dim", "8", "--ranks", "2", "--host-gb", "64")
-    _, grown = described("--keys", "1e6", *one, "--times", "2.5")
-    _, whole = described("--keys", "2500000", *one)
-    assert grown["now"] == [] and grown.pop("times") == 2.5 and whole.pop("times") == 1
-    assert grown == whole
-    status, _, err = run("plan", "--keys", "1e6", *one, "--times", "0")
-    assert status == 2 and "must be a number above 0" in err

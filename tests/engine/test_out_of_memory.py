@@ -13,24 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fault_cases import CASES
+from tests.support.fault_cases import CASES, variants
+from tests.support.fault_facts import every_shortage
 from tests.support.own_process import run_limited
-from tests.support.shortage import Shortage, every_shortage
-from tests.support.simt.backend import is_simulated
+from tests.support.shortage import Shortage
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, kind) for name, case in CASES.items() for kind in case.kinds],
-)
+@pytest.mark.parametrize(("name", "kind"), variants())
 def test_any_allocation_of_the_backend_may_fail(backend, new_bench, name, kind):
-    if is_simulated(backend) and kind not in CASES[name].of_each_index:
-        pytest.skip("the allocations that differ are those of other kinds too")
-    # Most allocations of other kinds of tables are those of these as well.
-    step = 1 if kind in CASES[name].of_each_index else 6
-    every_shortage(
-        new_bench(kind), name, lambda at, for_good: Shortage(backend, at, for_good), step
-    )
+    every_shortage(new_bench(kind), name, lambda *when: Shortage(backend, *when))
 
 
 @pytest.fixture(scope="module")
@@ -48,35 +39,41 @@ def failing_memory(tmp_path_factory):
 
 MALLOC = """
     import sys
-    from tests.support.shortage import every_malloc
+    from sok_lite.backend import get_backend
+    from tests.support.fault_bench import Bench
+    from tests.support.fault_facts import every_shortage
+    from tests.support.shortage import Preloaded
 
-    every_malloc(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    kind, folder, *names = sys.argv[1:]
+    backend = get_backend("cpu")
+    backend.chunk_bytes = backend.far_chunk_bytes = 1 << 13
+    bench = Bench(backend, kind, 150, folder)  # arrays of at least a kilobyte
+    for name in names:
+        print(name, file=sys.stderr, flush=True)
+        assert every_shortage(bench, name, Preloaded) > 0
 """
 
 
 # Where all that is allocated is smaller than what fails here, or segments have their usual size.
 _NOT_HERE = (("clear", "roomy"), ("reseed", "hbm"), ("reseed", "wide"))
+_OF_KIND = {}
+for name, case in CASES.items():
+    for kind in set(case.of_each_index) - {kind for each, kind in _NOT_HERE if each == name}:
+        _OF_KIND.setdefault(kind, []).append(name)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        (name, kind)
-        for name, case in CASES.items()
-        for kind in case.of_each_index
-        if (name, kind) not in _NOT_HERE
-    ],
+    ("kind", "part"), [(k, p) for k in sorted(_OF_KIND) for p in range(min(5, len(_OF_KIND[k])))]
 )
-def test_any_malloc_may_fail(failing_memory, tmp_path, name, kind):
+def test_any_malloc_may_fail(failing_memory, tmp_path, kind, part):
     """In a process of its own: NumPy itself may crash where it does not ask whether it got any."""
-    done = run_limited(
-        *(MALLOC, name, kind, 150, tmp_path),  # arrays of at least a kilobyte
-        timeout=600,
+    run_limited(
+        *(MALLOC, kind, tmp_path, *_OF_KIND[kind][part::5]),
+        timeout=900,
         LD_PRELOAD=str(failing_memory),
         PYTHONFAULTHANDLER="1",
         SOK_LITE_NUM_THREADS="1",
     )
-    assert int(done[0]) > 0
 
 
 LIMIT = """

@@ -59,11 +59,6 @@ def check_retrieval(result):
     assert (result["users"], result["items"]) == (1000, 400)  # of all ranks
 
 
-@pytest.mark.full_only("trains for 5 s")
-def test_two_towers_retrieve_what_was_held_out():
-    check_retrieval(two_tower())
-
-
 @pytest.mark.full_only("starts ranks with Keras")
 def test_two_towers_on_two_ranks():
     horovodrun = shutil.which("horovodrun", path=str(Path(sys.executable).parent))

@@ -77,11 +77,6 @@ def check_facts(outputs):
     data = data_of(NAME)
     user, movie, week = (data[name] for name in ("user", "movie", "week"))
     is_first = week <= 8
-    assert data["joined"].min() == data["premiere"].min() == 0
-    assert (data["joined"] == 0).mean() == pytest.approx(0.5, abs=0.1)
-    assert (data["premiere"] == 0).mean() == pytest.approx(0.5, abs=0.1)
-    genres = np.bincount(data["genre"]) / len(data["genre"])
-    assert (genres**2).sum() == pytest.approx(0.2, abs=0.02)
 
     def sizes(rows):
         return [len(set(user[rows])), len(set(movie[rows]))]
@@ -121,8 +116,3 @@ def check_facts(outputs):
     facts = dict(line.split() for line in outputs["statistics"].splitlines())
     facts = {name: int(text.replace(",", "")) for name, text in facts.items()}
     assert facts["size"] == facts["inserted_total"] == whole[1] and facts["evicted_total"] == 0
-    # 5 epochs of the first weeks, 1 evaluation and 3 epochs of the others; in the calls of single
-    # lookups all movies, and the three that were predicted; and the predictions before saving.
-    looked_up = 5 * is_first.sum() + 4 * (~is_first).sum() + whole[1] + 3
-    num_validation = facts["found_total"] + facts["missed_total"] - looked_up
-    assert num_validation == pytest.approx(0.1 * is_first.sum(), rel=0.1)

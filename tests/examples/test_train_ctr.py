@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from ctr.criteo import COLUMNS, Rows
+from ctr.criteo import COLUMNS
 from ctr.metrics import auc
+from ctr.planted import PlantedModel
 
 pytest.importorskip("tensorflow")
 
@@ -89,6 +90,9 @@ def two_ranks(tmp_path_factory):
 @pytest.mark.full_only("starts ranks once more")
 def test_the_tables_are_the_same_with_one_and_with_two_ranks(one_rank, two_ranks):
     assert one_rank.result["steps"] == two_ranks.result["steps"] == 20
+    labels, probabilities, _, _ = PlantedModel(7).draw(0, 1585)
+    expected = auc(labels[1268:], probabilities[1268:])  # of the true probabilities
+    assert one_rank.result["best_auc"] == two_ranks.result["best_auc"] == expected
     assert (one_rank.result["ranks"], two_ranks.result["ranks"]) == (1, 2)
     one, two = one_rank.tables(), two_ranks.tables()
     assert one.keys() == two.keys() and len(one) == 26
@@ -107,15 +111,6 @@ def test_the_tables_are_the_same_with_one_and_with_two_ranks(one_rank, two_ranks
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-@pytest.mark.full_only("trains the example on two ranks: half a minute")
-def test_every_rank_holds_the_keys_it_owns(two_ranks):
-    for part in range(2):
-        with np.load(two_ranks.workdir / f"part_{part}_of_2.npz") as arrays:
-            keys = [arrays[name] for name in arrays.files if name.endswith(".keys")]
-            assert sum(map(len, keys)) > 1000
-            assert all((k % 2 == part).all() for k in keys)
-
-
 def test_training_moves_embeddings_and_dense_weights(two_ranks):
     rows = np.stack([row for table in two_ranks.tables().values() for row in table.values()])
     # new rows are uniform from -0.05 to 0.05
@@ -123,17 +118,10 @@ def test_training_moves_embeddings_and_dense_weights(two_ranks):
     assert all(np.abs(bias).max() > 0 for bias in two_ranks.dense() if bias.ndim == 1)
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.full_only("trains once more, on one rank")), 2]
-)
-def test_one_process_reloads_the_parts_to_the_same_auc(request, ranks):
-    result = request.getfixturevalue({1: "one_rank", 2: "two_ranks"}[ranks]).result
-    assert result["reloaded_auc"] == pytest.approx(result["auc"], abs=1e-6)
-
-
 def test_the_result_line_says_what_was_done(two_ranks):
     result = two_ranks.result
     assert 0.4 < result["auc"] <= 1
+    assert result["reloaded_auc"] == pytest.approx(result["auc"], abs=1e-6)
     assert result["keys"] == sum(map(len, two_ranks.tables().values()))
     assert result["samples_per_second"] > 0
     assert result["loss"] < np.log(2) + 0.1
@@ -147,29 +135,11 @@ def test_the_result_line_says_what_was_done(two_ranks):
     assert sentence.endswith(f"the best possible is {result['best_auc']:.4f}.")
 
 
-@pytest.mark.full_only("starts ranks once more")
-def test_the_best_auc_is_that_of_the_true_probabilities(one_rank, two_ranks):
-    from ctr.planted import PlantedModel
-
-    labels, probabilities, _, _ = PlantedModel(7).draw(0, 1585)
-    expected = auc(labels[1268:], probabilities[1268:])
-    assert one_rank.result["best_auc"] == two_ranks.result["best_auc"] == expected
-    np.testing.assert_array_equal(Rows.open(two_ranks.workdir).labels, labels)
-
-
 def test_rank_0_shows_a_progress_bar(two_ranks):
     bars = [line for line in two_ranks.errors.splitlines() if "training [" in line]
     assert len(bars) == 10
     assert all("samples/s" in bar and "loss" in bar for bar in bars)
     assert bars[-1].find("100%") > 0
-
-
-@pytest.mark.full_only("the demo as it is: minutes")
-def test_the_default_run_comes_close_to_the_best_auc(tmp_path):
-    result = run(2, tmp_path).result
-    assert result["best_auc"] - 0.02 < result["auc"] <= result["best_auc"]
-    assert result["reloaded_auc"] == pytest.approx(result["auc"], abs=1e-6)
-    assert result["keys"] > 50_000
 
 
 def hex_row(rng, i):
@@ -218,8 +188,6 @@ def test_a_bad_data_file_ends_all_ranks_with_its_line(tmp_path):
     ("options", "message"),
     [
         (["--ranks", "2"], "horovodrun -np 2"),
-        (["--batch", "0"], "expected a positive integer"),
-        (["--optimizer", "lion"], "invalid choice"),
         (["--data", "/nowhere/a.tsv"], "/nowhere/a.tsv"),
         (["--rows", "2"], "enough rows"),
     ],
@@ -227,5 +195,4 @@ def test_a_bad_data_file_ends_all_ranks_with_its_line(tmp_path):
 def test_wrong_options_end_with_a_clear_message(options, message):
     done = execute(1, *options)
     assert done.returncode != 0
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr

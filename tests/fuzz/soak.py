@@ -12,9 +12,11 @@ The last line is RESULT and what came out. The exit status is 1 if a digest diff
 """
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import os
+import platform
 import random
 import shutil
 import signal
@@ -22,16 +24,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.fuzz import soak_plan as plan
-from tests.fuzz.soak_record import Digests, digests_of, first_difference, joined, record_of, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
+Digests = dict[str, str]  # of a round: table -> SHA-256
+_SHORT = 12  # digits of a digest that a record keeps of each round
 _HANGS_AFTER_S = 900.0  # without a round that ends; kernels are compiled before the first one
 _ENDS_WITHIN_S = 30.0  # the launcher, once it is told to
 
@@ -218,35 +222,73 @@ def soak(
         return running.run(), running.num_jobs
 
 
-def check(path: Path, args: argparse.Namespace) -> tuple[dict[str, Any], str | None]:
-    """Replays a kept record; returns what came out and what differs."""
-    record = json.loads(path.read_text())
-    rounds = min(args.rounds or record["rounds"], record["rounds"])
-    print(f"{path.name}: seed {record['seed']}, {rounds} rounds", flush=True)
-    start = time.monotonic()
-    by_round, num_jobs = soak(record["seed"], rounds, args.kills, threads=args.threads, say=say)
-    result = _result(record["seed"], by_round, num_jobs, start)
-    # More threads: what a full bucket keeps is up to their order.
-    leaves_out = plan.EVICTING if args.threads > 1 else ()
-    return result, first_difference(record, by_round, leaves_out)
+# ---------------------------------------------------------------- records
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
+def digests_of(parts: list[dict[str, np.ndarray]]) -> Digests:
+    """Returns the SHA-256 of each table's keys, rows and states of all ranks, in key order.
+
+    What was read, which has no key, is of one rank after the other.
+
+    Args:
+      parts: of each rank what `Model.contents` gave.
+    """
+    found = {}
+    for table in plan.DIMS:
+        keys = np.concatenate([part[f"{table}/keys"] for part in parts])
+        order = np.argsort(keys, kind="stable")
+        assert len(np.unique(keys)) == len(keys), f"Both ranks have keys of table {table!r}."
+        digest = hashlib.sha256()
+        _add(digest, "keys", keys[order])
+        named = sorted(name for name in parts[0] if name.startswith(f"{table}/"))
+        for name in (name.partition("/")[2] for name in named if name != f"{table}/keys"):
+            all_rows = np.concatenate([part[f"{table}/{name}"] for part in parts])
+            _add(digest, name, all_rows if name.startswith("read") else all_rows[order])
+        found[table] = digest.hexdigest()
+    return found
 
 
-def _result(seed: int, by_round: list[Digests], num_jobs: int, start: float) -> dict[str, Any]:
-    return {
-        "seed": seed,
-        "rounds": len(by_round),
-        "jobs": num_jobs,
-        "seconds": round(time.monotonic() - start, 1),
-        "tables": by_round[-1],
-        "digest": joined(by_round[-1]),
-    }
+def _add(digest: Any, name: str, array: np.ndarray) -> None:
+    digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+    digest.update(np.ascontiguousarray(array).tobytes())
 
 
-def parse_args() -> argparse.Namespace:
+def joined(digests: Digests) -> str:
+    """Returns one digest of those of all tables."""
+    text = "".join(f"{table} {digests[table]}\n" for table in plan.DIMS)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def record_text(seed: int, by_round: list[Digests]) -> str:
+    """Returns what is kept of a soak as JSON, with a round in each line."""
+    made = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    made |= {name: metadata.version(name) for name in ("numpy", "keras", "horovod")}
+    record = {"seed": seed, "rounds": len(by_round), "made": made, "digest": joined(by_round[-1])}
+    head = json.dumps({**record, "tables": by_round[-1]}, indent=1).removesuffix("\n}")
+    rows = [[digests[table][:_SHORT] for table in plan.DIMS] for digests in by_round]
+    return f'{head},\n "by_round": [\n' + ",\n".join(map(json.dumps, rows)) + "\n ]\n}\n"
+
+
+def first_difference(
+    record: dict[str, Any], by_round: list[Digests], leaves_out: Iterable[str] = ()
+) -> str | None:
+    """Says in which round which tables first differ from a record; None where none does."""
+    tables = [(place, table) for place, table in enumerate(plan.DIMS) if table not in leaves_out]
+    for number, (kept, found) in enumerate(zip(record["by_round"], by_round, strict=False)):
+        wrong = [table for place, table in tables if kept[place] != found[table][:_SHORT]]
+        if wrong:
+            return f"Round {number} is the first that differs, in: {', '.join(wrong)}."
+    if len(by_round) == record["rounds"]:
+        wrong = [table for _, table in tables if record["tables"][table] != by_round[-1][table]]
+        if wrong:
+            return f"The last round differs, in: {', '.join(wrong)}."
+    return None
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -259,32 +301,41 @@ def parse_args() -> argparse.Namespace:
     add("--check", type=Path, help="a record, or a folder of them, to repeat and compare with")
     add("--keep", type=Path, help="where to write a record")
     args = parser.parse_args()
-    if args.check is None and args.minutes is None and args.rounds is None:
-        args.minutes = 5.0
-    return args
-
-
-def main() -> int:
-    args = parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the ranks as well
+    records: list[dict[str, Any]] = []
     if args.check is not None:
         paths = sorted(args.check.glob("*.json")) if args.check.is_dir() else [args.check]
-        differences = {}
-        for path in paths:
-            result, difference = check(path, args)
-            say(f"{path.name}: {difference or 'the same digests'}")
-            differences[path.name] = difference
-            say("RESULT " + json.dumps({**result, "difference": difference}))
-        return 1 if any(differences.values()) else 0
-    say(f"seed {args.seed}")
-    start = time.monotonic()
-    by_round, num_jobs = soak(
-        args.seed, args.rounds, args.kills, minutes=args.minutes, threads=args.threads, say=say
-    )
-    if args.keep is not None:
-        args.keep.write_text(text_of(record_of(args.seed, by_round)))
-    say("RESULT " + json.dumps(_result(args.seed, by_round, num_jobs, start)))
-    return 0
+        records = [json.loads(path.read_text()) for path in paths]
+    elif args.minutes is None and args.rounds is None:
+        args.minutes = 5.0
+    is_other = False
+    for record in records or [{"seed": args.seed}]:
+        say(f"seed {record['seed']}")
+        rounds, start = record.get("rounds", args.rounds), time.monotonic()
+        if records and args.rounds:
+            rounds = min(args.rounds, rounds)
+        options = {"minutes": None if records else args.minutes, "threads": args.threads}
+        by_round, num_jobs = soak(record["seed"], rounds, args.kills, say=say, **options)
+        result = {
+            "seed": record["seed"],
+            "rounds": len(by_round),
+            "jobs": num_jobs,
+            "seconds": round(time.monotonic() - start, 1),
+            "digest": joined(by_round[-1]),
+        }
+        if records:
+            # More threads: what a full bucket keeps is up to their order.
+            leaves_out = plan.EVICTING if args.threads > 1 else ()
+            result["difference"] = first_difference(record, by_round, leaves_out)
+            is_other |= result["difference"] is not None
+        if args.keep is not None:
+            args.keep.write_text(record_text(record["seed"], by_round))
+        say("RESULT " + json.dumps(result))
+    return int(is_other)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

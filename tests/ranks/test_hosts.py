@@ -80,15 +80,9 @@ def test_facts_over_horovod_on_two_machines(tmp_path):
 
 
 @pytest.mark.full_only("runs four rooms of tests on two machines")
-@pytest.mark.parametrize(("tool", "ranks"), [("mpi", 1), ("horovod", 2)])
-def test_all_facts_on_two_machines(tmp_path, tool, ranks):
-    names = ["comm", "exchange", "lookup", "dump_load"]
-    if ranks == 2:
-        # Four ranks on two cores: all of it took minutes, and what ran beside ranks of MPI, which
-        # wait busily, ten times as long. Above the communicator nothing knows of machines.
-        names = ["comm"]
-    files = [f"tests/ranks/test_{name}.py" for name in names]
-    check_tests(tool, 2, ranks, tmp_path, *files, timeout=1200)
+def test_all_facts_over_mpi_on_two_machines(tmp_path):
+    files = [f"tests/ranks/test_{name}.py" for name in ("comm", "exchange", "lookup", "dump_load")]
+    check_tests("mpi", 2, 1, tmp_path, *files, timeout=1200)
 
 
 @pytest.mark.full_only("starts two machines and jobs on them")

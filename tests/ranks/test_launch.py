@@ -1,85 +1,37 @@
-"""Whole jobs of two ranks, started by the real launchers: what happens when a rank dies or errs."""
+"""Whole jobs of two ranks, started by the real launchers: what is said when a rank dies or errs."""
 
-import importlib.util
-import os
 import re
-import shutil
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from sok_lite.comm import launched_ranks
 from tests.support.rank_jobs import run_job
 
-ROOT = Path(__file__).resolve().parents[2]
-
 pytestmark = pytest.mark.skipif(launched_ranks() > 1, reason="a rank does not launch ranks")
 
+HEAD = """
+import os, signal, sys, threading
+import numpy as np
+from sok_lite.comm import CommunicatorError, make_communicator
+comm = make_communicator("horovod")
+"""
 
-def launcher(name):
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name)
 
-
-def launch(tool, program, local=True):
-    """Runs a program, given as source, on two ranks; returns its exit status and all it printed.
-
-    With `local` the ranks may use the shared memory of their machine.
-    """
-    command = launcher({"horovod": "horovodrun", "mpi": "mpirun"}[tool])
-    package = {"horovod": "horovod", "mpi": "mpi4py"}[tool]
-    if command is None or importlib.util.find_spec(package) is None:
-        pytest.skip(f"no {package}, or nothing to launch it")
-    if tool == "mpi":
-        loads = subprocess.run(
-            [sys.executable, "-c", "from mpi4py import MPI"], capture_output=True
-        )
-        if loads.returncode:
-            pytest.skip("mpi4py finds no MPI library")
-    head = f"""
-        import os, signal, sys, threading
-        import numpy as np
-        from sok_lite.comm import CommunicatorError, make_communicator
-        comm = make_communicator({tool!r})
-        """
-    source = textwrap.dedent(head) + textwrap.dedent(program)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "SOK_LITE_COMM_LOCAL": "1" if local else "0",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
-        # Horovod gives ranks that start 30 s to come together: on a busy machine they need more.
-        "HOROVOD_START_TIMEOUT": "240",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "240",
-        # Open MPI refuses root, and more ranks than cores.
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-    done = subprocess.run(
-        [command, "-np", "2", sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-        cwd=ROOT,
-    )
-    return done.returncode, done.stdout + done.stderr
+def launch(folder, program, local=True):
+    """Runs a program on two ranks of Horovod; returns its exit status and all it printed."""
+    source = HEAD + textwrap.dedent(program)
+    job = run_job("horovod", source, folder, 2, local, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="60")
+    return job.code, job.output
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["network", "local"])
-@pytest.mark.parametrize("tool", ["horovod", "mpi"])
-def test_a_killed_rank_ends_the_job(tool, local):
+def test_a_killed_rank_ends_the_job(tmp_path, local):
     """SIGKILL hits rank 1 among a stream of collectives, at a moment of no one's choice."""
     code, output = launch(
-        tool,
+        tmp_path,
         """
-        if comm.rank == 0 and "HOROVOD_RANK" in os.environ:
+        if comm.rank == 0:
             # horovodrun ends rank 0 too, after 5 s if need be: let it say first what it saw.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         rows, splits = np.zeros((200_000, 8), np.float32), [100_000, 100_000]
@@ -96,8 +48,6 @@ def test_a_killed_rank_ends_the_job(tool, local):
         local,
     )
     assert code != 0, output
-    if tool == "mpi":
-        return  # mpirun ends rank 0 too, before it can say what it saw
     if local:
         assert "rank 0 saw: Rank 1 has died or has left, seen by rank 0 in alltoall" in output
     else:
@@ -106,10 +56,9 @@ def test_a_killed_rank_ends_the_job(tool, local):
 
 
 @pytest.mark.full_only("starts ranks with TensorFlow")
-@pytest.mark.parametrize("tool", ["horovod", "mpi"])
-def test_abort_ends_the_job_with_its_message(tool):
+def test_abort_ends_the_job_with_its_message(tmp_path):
     code, output = launch(
-        tool,
+        tmp_path,
         """
         if comm.rank == 1:
             comm.abort("no more disk")
@@ -174,9 +123,9 @@ comm.barrier()
 
 
 @pytest.mark.full_only("waits for Horovod: 14 s")
-def test_horovod_errors_keep_their_text_and_harm_nothing():
+def test_horovod_errors_keep_their_text_and_harm_nothing(tmp_path):
     code, output = launch(
-        "horovod",
+        tmp_path,
         """
         import horovod.tensorflow as hvd
         try:
@@ -201,10 +150,10 @@ def test_horovod_errors_keep_their_text_and_harm_nothing():
 
 
 @pytest.mark.full_only("starts ranks with TensorFlow")
-def test_horovod_in_a_tensorflow_1_program():
+def test_horovod_in_a_tensorflow_1_program(tmp_path):
     """With eager execution off, a collective still runs at once, in and outside a session."""
     code, output = launch(
-        "horovod",
+        tmp_path,
         """
         import tensorflow as tf
         tf.compat.v1.disable_eager_execution()

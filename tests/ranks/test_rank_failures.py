@@ -13,7 +13,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-WAYS = ("exception", "memory", "exit 0", "exit 3", "return", "SIGINT", "SIGTERM", "SIGKILL")
 # A job that does not see the end of a rank goes on for ever; one that does ends in a second or two.
 LIMIT_S = 60.0
 
@@ -165,23 +164,52 @@ def check_an_end(tmp_path, tool, local, ranks, way, place, program=ENGINE):
     assert job.left == [], job.output
 
 
+# Every way to end and every place of the engine, with shared memory or without, two ranks or three.
+# horovodrun takes 20 seconds to end a job.
+FULL = pytest.mark.full_only("starts and ends ranks")
+
+
 @pytest.mark.parametrize(
-    ("local", "way", "place"),
+    ("tool", "local", "ranks", "way", "place"),
     [
-        (True, "exception", "owner"),
-        (False, "memory", "owner"),
-        (False, "exit 0", "gradient"),
-        (True, "return", "lookup"),
-        (True, "SIGKILL", "export"),
+        ("mpi", True, 2, "exception", "owner"),
+        ("mpi", False, 2, "exit 0", "gradient"),
+        ("mpi", True, 2, "SIGKILL", "export"),
+        *(
+            pytest.param(*case, marks=FULL)
+            for case in (
+                ("mpi", False, 3, "memory", "owner"),
+                ("mpi", True, 3, "return", "lookup"),
+                ("mpi", True, 3, "exit 3", "owner"),
+                ("mpi", False, 3, "exit 0", "export"),
+                ("mpi", False, 2, "SIGINT", "lookup"),
+                ("mpi", True, 2, "SIGTERM", "gradient"),
+                ("mpi", False, 2, "SIGKILL", "owner"),
+                ("horovod", False, 2, "exit 0", "gradient"),
+                ("horovod", True, 3, "SIGKILL", "owner"),
+                ("horovod", True, 2, "exception", "lookup"),
+            )
+        ),
     ],
 )
-def test_a_rank_that_ends_ends_the_job(tmp_path, local, way, place):
-    check_an_end(tmp_path, "mpi", local, 2, way, place)
+def test_a_rank_that_ends_ends_the_job(tmp_path, tool, local, ranks, way, place):
+    check_an_end(tmp_path, tool, local, ranks, way, place)
 
 
-@pytest.mark.full_only("starts and ends ranks")
-def test_a_rank_that_ends_ends_a_horovod_job_without_shared_memory(tmp_path):
-    check_an_end(tmp_path, "horovod", False, 2, "exit 0", "gradient")
+@pytest.mark.full_only("starts and ends ranks with TensorFlow")
+@pytest.mark.parametrize(
+    ("tool", "local", "ranks", "way", "place"),
+    [
+        ("mpi", True, 2, "exception", "gradient"),
+        ("mpi", False, 3, "exit 0", "update"),
+        ("mpi", False, 2, "exception", "trace"),
+        ("mpi", True, 3, "SIGKILL", "owner in a function"),
+        ("horovod", False, 3, "exception", "arguments"),
+        ("horovod", True, 2, "memory", "owner in a function"),
+    ],
+)
+def test_a_rank_that_ends_in_a_training_step_ends_the_job(tmp_path, tool, local, ranks, way, place):
+    check_an_end(tmp_path, tool, local, ranks, way, place, TRAINING)
 
 
 @pytest.mark.full_only("starts and ends ranks")
@@ -220,14 +248,7 @@ comm.barrier()
 
 
 @pytest.mark.full_only("starts and ends ranks")
-@pytest.mark.parametrize(
-    ("tool", "local", "seconds"),
-    [
-        ("mpi", True, 20),
-        ("mpi", False, 12),
-        ("horovod", True, 12),
-    ],
-)
+@pytest.mark.parametrize(("tool", "local", "seconds"), [("mpi", True, 20), ("horovod", False, 12)])
 def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, seconds):
     job = run_job(
         tool,
@@ -256,21 +277,13 @@ def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, 
     ("tool", "local", "settings"),
     [
         ("mpi", True, {}),
-        ("mpi", False, {}),
-        ("mpi", True, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"}),
+        ("mpi", False, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"}),
+        ("horovod", True, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "abc"}),
         *(
-            ("horovod", local, settings)
-            for local, settings in (
-                (True, {}),
-                (False, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"}),
-                (True, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "abc"}),
-                (
-                    False,
-                    {
-                        "HOROVOD_STALL_CHECK_DISABLE": "1",
-                        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1",
-                    },
-                ),
+            ("horovod", False, settings)
+            for settings in (
+                {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"},
+                {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"},
             )
         ),
     ],
@@ -293,50 +306,3 @@ def test_ranks_that_end_at_different_times_end_well(tmp_path, tool, local, setti
     )
     assert (job.code, job.output.count("well"), job.left) == (0, 3, []), job.output
     assert "sok_lite:" not in job.output
-
-
-# With shared memory or without, two ranks or three: over the cases in turn.
-_JOBS = [(True, 2), (False, 3), (False, 2), (True, 3)]
-
-
-def in_jobs(launchers, cases):
-    """Returns the parameters of cases (way, place), each in a job of each of its launchers."""
-    return [
-        pytest.param(launcher, *_JOBS[i % 4], *case, id="-".join((launcher, *case)))
-        for i, case in enumerate(cases)
-        for launcher in launchers(i)
-    ]
-
-
-@pytest.mark.full_only("starts dozens of jobs")
-@pytest.mark.parametrize(
-    ("tool", "local", "ranks", "way", "place"),
-    # horovodrun takes 20 seconds to end a job: every second way once.
-    in_jobs(
-        lambda i: ("mpi", "horovod") if i % 6 == i // 6 % 3 else ("mpi",),
-        [(way, place) for way in WAYS for place in ("lookup", "owner", "gradient")],
-    ),
-)
-def test_every_way_to_end_in_the_engine(tmp_path, tool, local, ranks, way, place):
-    check_an_end(tmp_path, tool, local, ranks, way, place)
-
-
-@pytest.mark.full_only("starts dozens of jobs")
-@pytest.mark.parametrize(
-    ("tool", "local", "ranks", "way", "place"),
-    in_jobs(
-        lambda i: ("mpi", "horovod")[i % 2 : i % 2 + 1],
-        [
-            ("exception", "lookup"),
-            ("exception", "gradient"),
-            ("exit 0", "update"),
-            ("return", "export"),
-            ("exception", "trace"),
-            ("exception", "arguments"),
-            ("memory", "owner in a function"),
-            ("SIGKILL", "owner in a function"),
-        ],
-    ),
-)
-def test_every_place_to_end_in_a_training_step(tmp_path, tool, local, ranks, way, place):
-    check_an_end(tmp_path, tool, local, ranks, way, place, TRAINING)

@@ -20,7 +20,7 @@ from tests.support.fault_bench import DIM, NEW
 from tests.support.parts import Part, forward_parts
 from tests.support.steps import apply_updates
 
-LAST_LOOKUP_NUMBER = 2**32 - 1
+_LAST_LOOKUP = 2**32 - 1
 OTHER = 70_000  # keys from here on are in no case
 
 
@@ -54,8 +54,17 @@ class Case(NamedTuple):
 
     @property
     def of_each_index(self) -> tuple[str, ...]:
-        """One kind of table with each kind of index: enough where nothing else differs."""
+        """One kind of table with each kind of index: what else differs is for tests/fuzz."""
         return tuple(kind for kind in self.kinds if kind in ("hbm", "kLru")) or self.kinds[:1]
+
+
+def variants() -> list[tuple[str, str]]:
+    """Returns (name, kind) of all cases with each kind of index, and with keys not yet admitted."""
+    return [
+        (name, kind)
+        for name, case in CASES.items()
+        for kind in dict.fromkeys([*case.of_each_index, *({"sighting"} & {*case.kinds})])
+    ]
 
 
 # -------------------------------------------------------------------- batches
@@ -79,9 +88,9 @@ def mixed(bench):
     return np.concatenate([some, some[::3]])
 
 
-def rows_of(keys, first=0.0):
+def rows_of(keys):
     """Small whole numbers: their sums are exact."""
-    return (np.arange(DIM * keys.size, dtype=np.float32).reshape(-1, DIM) % 64) - 30 + first
+    return (np.arange(DIM * keys.size, dtype=np.float32).reshape(-1, DIM) % 64) - 30
 
 
 def scores_of(keys, table):
@@ -99,23 +108,19 @@ def nothing(bench, oracle, state, table):
     return None
 
 
-def looked_up(batch):
-    return lambda bench, oracle, state, table: oracle.find_or_insert(batch(bench))
-
-
-def written(name, batch, first=0.0):
-    return lambda bench, oracle, state, table: getattr(oracle, name)(
-        batch(bench), rows_of(batch(bench), first)
-    )
-
-
 def on_backend(bench, array):
     return bench.backend.from_host(array)
 
 
-def _write(name, batch, first=0.0):
+def _write(name, batch):
     return lambda bench, tables: getattr(tables[0], name)(
-        batch(bench), on_backend(bench, rows_of(batch(bench), first))
+        batch(bench), on_backend(bench, rows_of(batch(bench)))
+    )
+
+
+def _written(name, batch):
+    return lambda bench, oracle, state, table: getattr(oracle, name)(
+        batch(bench), rows_of(batch(bench))
     )
 
 
@@ -123,32 +128,18 @@ def _lookup(batch, **options):
     return lambda bench, tables: tables[0].lookup(batch(bench), **options).values
 
 
-def _accum_or_assign(bench, tables):
-    # The flags are those of the table as it was built, however often this is called.
+def _flags(bench):
+    """Those of the table as it was built, however often this is called; some are wrong."""
     flags = np.isin(mixed(bench), bench.held)
     flags[::5] ^= True
-    tables[0].accum_or_assign(mixed(bench), on_backend(bench, rows_of(mixed(bench))), flags)
+    return flags
 
 
-def _accum_or_assign_model(bench, oracle, state, table):
-    flags = np.isin(mixed(bench), bench.held)
-    flags[::5] ^= True
-    oracle.accum_or_assign(mixed(bench), rows_of(mixed(bench)), flags)
-
-
-def _erase_model(doomed):
-    return lambda bench, oracle, state, table: oracle.erase(doomed(bench, oracle, state))
-
-
-def _expired(bench, oracle, state):
+def _expired(bench, oracle, state, table):
     return [key for key, (stamp, _) in state.seen.items() if stamp <= state.now - 2]
 
 
-def _nearly_zero(bench, oracle, state):
-    return [key for key, row in oracle.rows.items() if (abs(row) < 2020).all()]
-
-
-def _many(bench):
+def _many(bench, *_):
     return np.concatenate([bench.held[::2], bench.held[::4], new(bench)])
 
 
@@ -165,10 +156,6 @@ def _make_hot(bench, tables):
             return
         table.find_or_insert(far[: max(1, far.size // 2)])
     raise AssertionError("no pass became due")
-
-
-def _at_the_end_of_time(bench, tables):
-    tables[0].clock.prepare_restart(LAST_LOOKUP_NUMBER)()
 
 
 def _update(rule, batch):
@@ -214,7 +201,9 @@ def _lookup_tables(batch):
     return work
 
 
-def _sgd_of_new_model(batch):
+def _sgd_of(batch):
+    """A key without a row, evicted or never there, begins anew."""
+
     def model(bench, oracle, state, table):
         keys = batch(bench)
         oracle.find_or_insert(keys)
@@ -237,11 +226,6 @@ def _reread_of(batch):
         oracle.assign(keys, rows)
 
     return model
-
-
-_reread = _reread_of(known)
-# A key that a full table has evicted since begins anew.
-_sgd_model = _sgd_of_new_model(known)
 
 
 @functools.lru_cache(maxsize=64)
@@ -272,255 +256,237 @@ def _restore_model(bench, oracle, state, table):
 _ALL = ("hbm", "kLru", "kLfu", "kEpochLru", "kCustomized", "roomy", "sighting")
 _LOGS = ("hbm log", "kLru log")
 _FULL_ONES = ("kLru", "kLfu", "kEpochLru", "kCustomized")
+_GROWING = ("hbm", "roomy")
 
 
 def _inserts(before, after):
     return bool(after.rows.keys() - before.rows.keys()) or after.pending != before.pending
 
 
-def _evicts(before, after):
-    return after.counts["evicted"] > before.counts["evicted"]
-
-
-def _erases(before, after):
-    return after.counts["erased"] > before.counts["erased"]
-
-
 def _writes(before, after):
     return after.rows != before.rows
 
 
+def _counts(name):
+    return lambda before, after: after.counts[name] > before.counts[name]
+
+
+_counts_erased = _counts("erased")
+
+
+def _grows(before, after):
+    return after.capacity > before.capacity
+
+
+def _inserting(kinds, batch, work=None, happens=_inserts, **fields):
+    """A case that gives rows to the keys of a batch; without `work` a lookup of them."""
+    model = lambda bench, oracle, state, table: oracle.find_or_insert(batch(bench))  # noqa: E731
+    return Case(kinds, work or _lookup(batch), model, happens, **fields)
+
+
+def _writing(name, kinds=_ALL, batch=None, happens=_writes, called=None, **fields):
+    """A case that writes the rows of a batch by a method, which a dict calls `name`."""
+    batch = batch or mixed
+    work = fields.pop("work", _write(called or name, batch))
+    return Case(kinds, work, _written(name, batch), happens, **fields)
+
+
+def _erasing(doomed, work, kinds=_ALL, happens=_counts_erased, **fields):
+    """A case that removes the keys that `doomed` gives."""
+
+    def model(bench, oracle, state, table):
+        oracle.erase(doomed(bench, oracle, state, table))
+
+    return Case(kinds, work, model, happens, **fields)
+
+
+def _updating(kinds, rule, batch, model=None, happens=_writes, **fields):
+    return Case(kinds, _update(rule, batch), (model or _sgd_of)(batch), happens, **fields)
+
+
+def _reading(work, kinds=_ALL, happens=lambda before, after: True, **fields):
+    """A case that leaves the rows as they are."""
+    return Case(kinds, work, nothing, happens, **fields)
+
+
 CASES = {
-    "find": Case(_ALL, lambda bench, tables: tables[0].find(mixed(bench)), nothing),
-    "lookup_known": Case(_ALL, _lookup(known), looked_up(known)),
-    "lookup_without_insert": Case(_ALL, _lookup(mixed, insert=False), nothing),
-    "lookup_new": Case(_ALL, _lookup(new), looked_up(new), _inserts),
-    "lookup_mixed": Case(_ALL, _lookup(mixed), looked_up(mixed), _inserts),
-    "lookup_drawn": Case(
-        ("kLru", "roomy", "sighting"), _lookup(mixed, filter_ratio=0.5), looked_up(mixed), _inserts
+    "find": _reading(lambda bench, tables: tables[0].find(mixed(bench))),
+    "lookup_known": _inserting(_ALL, known, happens=lambda before, after: True),
+    "lookup_without_insert": _reading(_lookup(mixed, insert=False)),
+    "lookup_new": _inserting(_ALL, new),
+    "lookup_mixed": _inserting(_ALL, mixed),
+    "lookup_drawn": _inserting(
+        ("kLru", "roomy", "sighting"), mixed, _lookup(mixed, filter_ratio=0.5)
     ),
-    "lookup_repeats": Case(("counting",), _lookup(mixed), looked_up(mixed), _inserts),
-    "lookup_counts": Case(
+    "lookup_repeats": _inserting(("counting",), mixed),
+    "lookup_counts": _inserting(
         ("counting",),
-        lambda bench, tables: tables[0].lookup(mixed(bench), counts=_counts_of(mixed(bench))),
-        looked_up(mixed),
+        mixed,
+        lambda bench, tables: tables[0].lookup(
+            mixed(bench), counts=np.arange(mixed(bench).size) % 3 + 1
+        ),
         lambda before, after: bool(after.rows.keys() - before.rows.keys()),
     ),
-    "assign_sighted": Case(
-        ("counting",), _write("insert_or_assign", new), written("insert_or_assign", new), _inserts
+    "assign_sighted": _writing("insert_or_assign", ("counting",), new, _inserts),
+    "lookup_tables": _inserting(
+        _GROWING, mixed, _lookup_tables(mixed), others=("sighting", "hbm"), apart=True
     ),
-    "lookup_tables": Case(
-        ("hbm", "roomy"),
-        _lookup_tables(mixed),
-        looked_up(mixed),
-        _inserts,
-        others=("sighting", "hbm"),
-        apart=True,
-    ),
-    "lookup_full_tables": Case(
+    "lookup_full_tables": _inserting(
         ("kLru", "kLfu", "kCustomized"),
+        mixed,
         _lookup_tables(mixed),
-        looked_up(mixed),
-        _evicts,
+        _counts("evicted"),
         others=("sighting", "kEpochLru", "hbm"),
         apart=True,
     ),
-    "refuse_in_tables": Case(
+    "refuse_in_tables": _inserting(
         ("refusing",),
+        too_many,
         _lookup_tables(too_many),
-        looked_up(too_many),
-        lambda before, after: after.counts["refused"] > before.counts["refused"],
+        _counts("refused"),
         others=("sighting", "hbm"),
         apart=True,
         raises=RefusedError,
     ),
-    "find_or_insert_scores": Case(
+    "find_or_insert_scores": _inserting(
         _FULL_ONES[1:],
+        mixed,
         lambda bench, tables: tables[0].find_or_insert(
             mixed(bench), scores=scores_of(mixed(bench), tables[0])
         ),
-        looked_up(mixed),
-        _inserts,
     ),
-    "evict": Case(
+    "evict": _inserting(
         (*_FULL_ONES, "kLru log"),
+        mixed,
         lambda bench, tables: tables[0].lookup_and_evict(mixed(bench)),
-        looked_up(mixed),
-        _evicts,
+        _counts("evicted"),
     ),
-    "insert_and_evict": Case(
-        _FULL_ONES, _write("insert_and_evict", mixed), written("insert_or_assign", mixed), _evicts
+    "insert_and_evict": _writing(
+        "insert_or_assign", _FULL_ONES, happens=_counts("evicted"), called="insert_and_evict"
     ),
-    "refuse": Case(
-        ("refusing",),
-        lambda bench, tables: tables[0].lookup(NEW + np.arange(3 * tables[0].capacity)),
-        lambda bench, oracle, state, table: oracle.find_or_insert(
-            NEW + np.arange(3 * table.capacity)
-        ),
-        lambda before, after: after.counts["refused"] > before.counts["refused"],
-        raises=RefusedError,
-    ),
-    "insert_or_assign": Case(
-        _ALL, _write("insert_or_assign", mixed), written("insert_or_assign", mixed), _writes
-    ),
-    "insert_or_assign_scores": Case(
-        _ALL,
-        lambda bench, tables: tables[0].insert_or_assign(
+    "refuse": _inserting(("refusing",), too_many, happens=_counts("refused"), raises=RefusedError),
+    "insert_or_assign": _writing("insert_or_assign"),
+    "insert_or_assign_scores": _writing(
+        "insert_or_assign",
+        work=lambda bench, tables: tables[0].insert_or_assign(
             *(mixed(bench), on_backend(bench, rows_of(mixed(bench)))),
             scores_of(mixed(bench), tables[0]),
         ),
-        written("insert_or_assign", mixed),
-        _writes,
         scores_are_content=True,
     ),
-    "assign": Case(_ALL, _write("assign", mixed), written("assign", mixed), _writes),
-    "accumulate": Case(_ALL, _write("accumulate", mixed), written("accumulate", mixed), _writes),
-    "accum_or_assign": Case(_ALL, _accum_or_assign, _accum_or_assign_model, _writes),
-    "assign_scores": Case(
+    "assign": _writing("assign"),
+    "accumulate": _writing("accumulate"),
+    "accum_or_assign": Case(
         _ALL,
+        lambda bench, tables: tables[0].accum_or_assign(
+            mixed(bench), on_backend(bench, rows_of(mixed(bench))), _flags(bench)
+        ),
+        lambda bench, oracle, state, table: oracle.accum_or_assign(
+            mixed(bench), rows_of(mixed(bench)), _flags(bench)
+        ),
+        _writes,
+    ),
+    "assign_scores": _reading(
         lambda bench, tables: tables[0].assign_scores(
             mixed(bench), scores_of(mixed(bench), tables[0])
         ),
-        nothing,
-        lambda before, after: after.seen != before.seen,
+        happens=lambda before, after: after.seen != before.seen,
         scores_are_content=True,
     ),
-    "erase": Case(
-        (*_ALL, *_LOGS),
+    "erase": _erasing(
+        lambda bench, *_: _many(bench)[::3],
         lambda bench, tables: tables[0].erase(_many(bench)[::3]),
-        _erase_model(lambda bench, oracle, state: _many(bench)[::3]),
-        _erases,
+        (*_ALL, *_LOGS),
     ),
     # So many that an "hbm" table writes its index anew.
-    "erase_many": Case(
-        (*_ALL, *_LOGS),
-        lambda bench, tables: tables[0].erase(_many(bench)),
-        _erase_model(lambda bench, oracle, state: _many(bench)),
-        _erases,
+    "erase_many": _erasing(
+        _many, lambda bench, tables: tables[0].erase(_many(bench)), (*_ALL, *_LOGS)
     ),
-    "erase_if": Case(
-        _ALL,
+    "erase_if": _erasing(
+        lambda bench, oracle, *_: [key for key in oracle.rows if key % 3 == 0],
         lambda bench, tables: tables[0].erase_if(lambda entries: entries.keys % 3 == 0),
-        _erase_model(lambda b, oracle, s: [key for key in oracle.rows if key % 3 == 0]),
-        _erases,
     ),
-    "expire": Case(
-        (*_ALL, *_LOGS),
-        lambda bench, tables: tables[0].expire(num_lookups=2),
-        _erase_model(_expired),
-        _erases,
+    "expire": _erasing(
+        _expired, lambda bench, tables: tables[0].expire(num_lookups=2), (*_ALL, *_LOGS)
     ),
-    "erase_below": Case(
-        _ALL,
+    "erase_below": _erasing(
+        lambda bench, oracle, *_: [k for k, row in oracle.rows.items() if (abs(row) < 2020).all()],
         lambda bench, tables: tables[0].erase_below(2020),
-        _erase_model(_nearly_zero),
-        _erases,
     ),
-    "clear": Case(
-        (*_ALL, *_LOGS),
+    "clear": _erasing(
+        lambda bench, oracle, *_: list(oracle.rows),
         lambda bench, tables: tables[0].clear(),
-        lambda bench, oracle, state, table: oracle.rows.clear(),
+        (*_ALL, *_LOGS),
         _writes,
     ),
-    "log_removals": Case(
-        ("hbm", "kLru"),
+    "log_removals": _reading(
         lambda bench, tables: tables[0].log_removals(),
-        nothing,
+        ("hbm", "kLru"),
         lambda before, after: bool(after.removals) and not before.removals,
     ),
-    "forget_removals": Case(
-        _LOGS,
+    "forget_removals": _reading(
         lambda bench, tables: tables[0].forget_removals(before=3),
-        nothing,
+        _LOGS,
         lambda before, after: after.removals != before.removals,
     ),
-    "reserve": Case(
-        ("hbm", "roomy"),
-        lambda bench, tables: tables[0].reserve(40 * bench.n),
-        nothing,
-        lambda before, after: after.capacity > before.capacity,
-    ),
-    "grow": Case(
-        ("hbm", "roomy"),
-        lambda bench, tables: tables[0].lookup(_so_many(bench)),
-        lambda bench, oracle, state, table: oracle.find_or_insert(_so_many(bench)),
-        lambda before, after: after.capacity > before.capacity,
-    ),
+    "reserve": _reading(lambda bench, tables: tables[0].reserve(40 * bench.n), _GROWING, _grows),
+    "grow": _inserting(_GROWING, _so_many, happens=_grows),
     # Segment after segment takes the place of larger ones, or of two.
-    "grow_segments": Case(
-        ("hbm", "roomy"),
-        lambda bench, tables: tables[0].lookup(_so_many(bench, 60)),
-        lambda bench, oracle, state, table: oracle.find_or_insert(_so_many(bench, 60)),
-        lambda before, after: after.capacity > before.capacity,
+    "grow_segments": _inserting(
+        _GROWING,
+        lambda bench: _so_many(bench, 60),
+        happens=_grows,
         prepare=lambda bench, tables: tables[0].lookup(_so_many(bench, 25)),
     ),
     # All new keys are in one segment, which has not enough slots.
-    "reseed": Case(
-        ("hbm", "wide"),
-        _lookup(chosen),
-        looked_up(chosen),
-        lambda before, after: after.seed != before.seed,
+    "reseed": _inserting(
+        ("hbm", "wide"), chosen, happens=lambda before, after: after.seed != before.seed
     ),
-    "shrink_segments": Case(
-        ("hbm", "roomy"),
+    "shrink_segments": _erasing(
+        lambda bench, *_: _so_many(bench, 60),
         lambda bench, tables: tables[0].erase(_so_many(bench, 60)),
-        _erase_model(lambda bench, oracle, state: _so_many(bench, 60)),
+        _GROWING,
         lambda before, after: after.capacity < before.capacity,
         prepare=lambda bench, tables: tables[0].lookup(_so_many(bench, 60)),
     ),
-    "promote": Case(
+    "promote": _inserting(
         _FULL_ONES,
-        _lookup(known),
-        looked_up(known),
-        lambda before, after: after.numbers != before.numbers,
+        known,
+        happens=lambda before, after: after.numbers != before.numbers,
         prepare=_make_hot,
     ),
-    "age": Case(
+    "age": _inserting(
         (*_ALL, *_LOGS),
-        _lookup(known),
-        looked_up(known),
-        lambda before, after: after.now < before.now,
-        prepare=_at_the_end_of_time,
+        known,
+        happens=lambda before, after: after.now < before.now,
+        prepare=lambda bench, tables: tables[0].clock.prepare_restart(_LAST_LOOKUP)(),
         ages=True,
     ),
-    "update": Case(_ALL, _update(SGD(), known), _sgd_model, _writes),
-    "update_first_state": Case(_ALL, _update(Adagrad(), known), _reread, _writes),
-    "update_state": Case(
+    "update": _updating(_ALL, SGD(), known),
+    "update_first_state": _updating(_ALL, Adagrad(), known, _reread_of),
+    "update_state": _updating(
         _ALL,
-        _update(Adagrad(), known),
-        _reread,
-        _writes,
+        Adagrad(),
+        known,
+        _reread_of,
         prepare=lambda bench, tables: ensure_state(tables[0].store, "accumulator", 0.1),
     ),
-    "update_two_tables": Case(
-        ("hbm", "kLru"), _update(Adagrad(), known), _reread, _writes, others=("hbm",)
-    ),
+    "update_two_tables": _updating(("hbm", "kLru"), Adagrad(), known, _reread_of, others=("hbm",)),
     # Keys without a row get one: inserted and updated, or neither, in all tables of the call.
-    "update_new": Case(
-        tuple(kind for kind in _ALL if kind != "sighting"),
-        _update(SGD(), doubtful),
-        _sgd_of_new_model(doubtful),
-        _inserts,
+    "update_new": _updating(
+        tuple(kind for kind in _ALL if kind != "sighting"), SGD(), doubtful, happens=_inserts
     ),
-    "update_new_of_tables": Case(
-        ("hbm", "kLru", "roomy"),
-        _update(SGD(), doubtful),
-        _sgd_of_new_model(doubtful),
-        _inserts,
-        others=("roomy", "sighting", "hbm"),
+    "update_new_of_tables": _updating(
+        (*_GROWING, "kLru"), SGD(), doubtful, happens=_inserts, others=("roomy", "sighting", "hbm")
     ),
-    "update_new_first_state": Case(
-        ("hbm", "kLru", "roomy"),
-        _update(Adagrad(), new),
-        _reread_of(new),
-        _inserts,
-        others=("hbm",),
+    "update_new_first_state": _updating(
+        (*_GROWING, "kLru"), Adagrad(), new, _reread_of, _inserts, others=("hbm",)
     ),
-    "update_refused": Case(
+    "update_refused": _updating(
         ("refusing",),
-        _update(SGD(), too_many),
-        _sgd_of_new_model(too_many),
-        lambda before, after: after.counts["not_updated"] > before.counts["not_updated"],
+        SGD(),
+        too_many,
+        happens=_counts("not_updated"),
         others=("hbm",),
         raises=RefusedError,
     ),
@@ -530,16 +496,14 @@ CASES = {
         lambda bench, oracle, state, table: oracle.accumulate(
             mixed(bench), rows_of(mixed(bench)), -1.0
         ),
-        lambda before, after: after.counts["not_updated"] > before.counts["not_updated"],
+        _counts("not_updated"),
     ),
-    "export": Case(_ALL, lambda bench, tables: tables[0].export(), nothing),
-    "export_if": Case(
-        _ALL,
-        lambda bench, tables: tables[0].export_if(lambda entries: entries.keys > 0),
-        nothing,
+    "export": _reading(lambda bench, tables: tables[0].export()),
+    "export_if": _reading(
+        lambda bench, tables: tables[0].export_if(lambda entries: entries.keys > 0)
     ),
-    "statistics": Case(_ALL, lambda bench, tables: tables[0].statistics(), nothing),
-    "snapshot": Case(_ALL, lambda bench, tables: content.take(tables[0]), nothing),
+    "statistics": _reading(lambda bench, tables: tables[0].statistics()),
+    "snapshot": _reading(lambda bench, tables: content.take(tables[0])),
     "restore": Case((*_ALL, *_LOGS), _restore, _restore_model, _writes),
     "restore_into_empty": Case(
         _ALL,

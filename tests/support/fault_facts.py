@@ -1,4 +1,4 @@
-"""What must be true of tables whose operation something interrupted, and all ways to interrupt it.
+"""What must be true of tables whose operation something struck, and all ways to strike it.
 
 (a) keys, rows and optimizer states are as before the operation or as after it (table_state.py), of
     each table by itself where the operation says so;
@@ -6,9 +6,9 @@
 (c) its lock is free for another thread;
 (d) the next lookup, write and removal, and the same operation again, do what they do to a dict.
 
-All four follow from what the tables are made of (insides.py). Most faults leave one of a few
-outcomes, while the operation was being prepared most often none: each outcome is checked once, and
-tables that are as they were built are used for the next fault.
+Most faults leave one of a few outcomes, and while the operation was being prepared mostly none. So
+(d) is asserted once of each outcome; tables that a fault left as they were are struck again, until
+(d) is asserted of them at the end.
 """
 
 import functools
@@ -19,14 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.table.hkv import RefusedError
-from tests.conftest import QUICK
 from tests.support.fault_bench import DIM
 from tests.support.fault_cases import CASES, OTHER
-from tests.support.helpers import first_row
-from tests.support.insides import insides
+from tests.support.helpers import first_row, sized
 from tests.support.reference import DictTable
 from tests.support.simt import device
-from tests.support.table_audit import audit, some
+from tests.support.table_audit import audit, memory_of, some
 from tests.support.table_state import State, what_is_wrong
 from tests.support.tripwire import CtrlC
 
@@ -50,13 +48,18 @@ def same_as_oracle(table, oracle, may_drop):
         del oracle.rows[key]
 
 
+def oracle_of(state):
+    oracle = DictTable(DIM, first_row(DIM))
+    oracle.rows = state.values()
+    return oracle
+
+
 def goes_on(bench, case, tables):
     """Asserts that the next operations, and then the same one again, do what they do to a dict."""
     host, given = bench.backend.to_host, bench.backend.from_host
     may_drop = [each.may_drop for each in benches(bench, case)]
     for number, table in enumerate(tables):
-        oracle = DictTable(DIM, first_row(DIM))
-        oracle.rows = State.of(table).values()
+        oracle = oracle_of(State.of(table))
         known = list(oracle.rows)[:6]
         batch = np.array([*known, OTHER, OTHER + 1, OTHER, *known[:1]])
         expected = oracle.find_or_insert(batch)
@@ -74,33 +77,13 @@ def goes_on(bench, case, tables):
     states = [State.of(table) for table in tables]
     run_clean(bench, case, tables)
     for number, (table, state) in enumerate(zip(tables, states, strict=True)):
-        oracle = DictTable(DIM, first_row(DIM))
-        oracle.rows = state.values()
+        oracle = oracle_of(state)
         case.model(bench, oracle, state, table)
         same_as_oracle(table, oracle, may_drop[number])
         audit(table)
 
 
 # -------------------------------------------------------------------- one operation, every fault
-
-
-def built(bench, case):
-    """The tables of an operation, all that comes before it done."""
-    tables = [each.build() for each in benches(bench, case)]
-    case.prepare(bench, tables)
-    return tables
-
-
-def ready(bench, case, spare):
-    """The same; those that are spare, if there are any."""
-    if spare:
-        tables = spare.pop()
-    else:
-        # Lanes of a simulated GPU take turns as ever, so that equal faults leave equal tables.
-        device.restart()
-        tables = built(bench, case)
-    device.restart()
-    return tables
 
 
 def benches(bench, case):
@@ -121,120 +104,142 @@ def run_clean(bench, case, tables):
             raise
 
 
-class Expected(NamedTuple):
-    """What the tables of an operation are before it and after it.
+class Facts(NamedTuple):
+    """What is known of an operation before anything strikes it.
 
     Attributes:
-      before, after: a State of each.
-      built: what they are made of before it.
-      passed: what tables were made of that were checked.
-      spare: tables of it, if there are any, that are still as they were built.
+      bench, name, case: the tables and the operation.
+      history: operations on the first table that come before it.
+      before, after: a State of each table.
+      memory: what the tables have of memory before it.
+      passed: the outcomes of which (d) was asserted.
+      spare: tables of it, if there are any, that are as before it.
     """
 
+    bench: object
+    name: str
+    case: object
+    history: tuple
     before: list
     after: list
-    built: tuple
-    passed: set
+    memory: list
+    passed: list
     spare: list
 
+    @classmethod
+    def of(cls, bench, name, history=()):
+        """Runs an operation undisturbed; asserts that it does what its case is about."""
+        case = CASES[name]
+        facts = cls(bench, name, case, history, [], [], [], [], [])
+        first, tables = facts.built(), facts.built()
+        facts.before.extend(State.of(table) for table in first)
+        again = [State.of(table) for table in tables]
+        # On a GPU it depends on the threads which keys share a bucket, and so when it is full.
+        assert [state._replace(capacity=0) for state in facts.before] == [
+            state._replace(capacity=0) for state in again
+        ], "builds are not equal"
+        facts.memory.extend(memory_of(table) for table in first)
+        facts.spare.append(first)
+        run_clean(bench, case, tables)
+        facts.after.extend(State.of(table) for table in tables)
+        happens = history or case.happens(facts.before[0], facts.after[0])
+        assert happens, f"{name} of {bench.kind} does not do what it should"
+        for table in tables:
+            audit(table)
+        return facts
 
-def expected(bench, name):
-    """Runs an operation undisturbed; asserts that it does what its case is about."""
-    case = CASES[name]
-    tables = built(bench, case)
-    before = [State.of(table) for table in tables]
-    tables = built(bench, case)
-    again = [State.of(table) for table in tables]
-    # On a GPU it depends on the threads which keys share a bucket, and so when it is full.
-    assert [state._replace(capacity=0) for state in before] == [
-        state._replace(capacity=0) for state in again
-    ], "builds are not equal"
-    run_clean(bench, case, tables)
-    after = [State.of(table) for table in tables]
-    assert case.happens(before[0], after[0]), f"{name} of {bench.kind} does not do what it should"
-    for table in tables:
-        audit(table)
-    tables = ready(bench, case, [])
-    return Expected(before, after, insides(tables), set(), [tables])
+    def built(self):
+        """The tables of an operation, all that comes before it done."""
+        # Lanes of a simulated GPU take turns as ever, so that equal faults leave equal tables.
+        device.restart()
+        tables = [each.build() for each in benches(self.bench, self.case)]
+        for name in self.history:
+            run_clean(self.bench, CASES[name], tables[:1])
+        self.case.prepare(self.bench, tables)
+        return tables
+
+    def check(self, tables):
+        """Asserts (a) to (d) of tables that a fault befell."""
+        sides, states = set(), []
+        for table, before, after in zip(tables, self.before, self.after, strict=True):
+            audit(table)
+            strategy = getattr(table.index, "strategy", "kLru")
+            now = State.of(table)
+            states.append(now)
+            reason, side = what_is_wrong(self.case, strategy, now, before, after)
+            assert reason is None, reason
+            if now.rows != after.rows or now.rows != before.rows:
+                sides.add(side)
+        # A step of several tables is one: half of it done, nobody could repeat or leave it.
+        assert self.case.apart or len(sides) < 2, "one table is as before and another as after"
+        outcome = states, [memory_of(table) for table in tables]
+        if outcome == (self.before, self.memory):
+            self.spare.append(tables)
+        elif outcome not in self.passed:
+            goes_on(self.bench, self.case, tables)
+            self.passed.append(outcome)
+
+    def check_spare(self):
+        """Asserts (d) of the tables that all faults have left as they were."""
+        for tables in self.spare:
+            goes_on(self.bench, self.case, tables)
+
+    def attempt(self, fault):
+        """Runs the operation until a fault strikes it, and checks everything.
+
+        Args:
+          fault: `run(work)` runs it; then `place` says where it has struck, None: nowhere, and
+            `is_its(error, text)` whether an exception is what comes of it.
+
+        Returns:
+          What is wrong, or None.
+        """
+        tables = self.spare.pop() if self.spare else self.built()
+        device.restart()
+        # Not the exception itself: its traceback would keep the tables and their files.
+        raised, text = type(None), ""
+        try:
+            fault.run(lambda: self.case.work(self.bench, tables))
+        except BaseException as error:
+            raised, text = type(error), str(error)
+        if fault.place is None:
+            return None
+        try:
+            fits = fault.is_its(raised, text) or raised is self.case.raises
+            assert fits, f"{type(fault).__name__} became {raised.__name__}: {text}"
+            self.check(tables)
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            return f"{type(error).__name__}: {lines[0][:300]}"
+        return None
 
 
-def check_after_fault(bench, name, tables, expected):
-    """Asserts (a) to (d) of tables that a fault befell, unless they were asserted of equal ones.
+def strike(facts, faults):
+    """Strikes an operation by one fault after another, until one finds no place; returns how many.
 
-    In full one operation goes without that shortcut: what is equal inside does the same.
+    Raises:
+      AssertionError: all that went wrong; places with one outcome together.
     """
-    if name == "lookup_mixed" and not QUICK:
-        return _check(bench, name, tables, expected)
-    found = insides(tables)
-    if found not in expected.passed:
-        _check(bench, name, tables, expected)
-        expected.passed.add(found)
-    elif found == expected.built:
-        expected.spare.append(tables)
-
-
-def _check(bench, name, tables, expected):
-    case = CASES[name]
-    sides = set()
-    for table in tables:
-        audit(table)
-    for table, before, after in zip(tables, expected.before, expected.after, strict=True):
-        strategy = getattr(table.index, "strategy", "kLru")
-        now = State.of(table)
-        reason, side = what_is_wrong(case, strategy, now, before, after)
-        assert reason is None, reason
-        if now.rows != after.rows or now.rows != before.rows:
-            sides.add(side)
-    # A step of several tables is one: half of it done, nobody could repeat or leave it.
-    assert case.apart or len(sides) < 2, "one table is as before and another as after"
-    goes_on(bench, case, tables)
-
-
-class Findings(list):
-    """(place, what went wrong): all of it is said at the end, places with one outcome together."""
-
-    def report(self, what, tried):
-        if not self:
-            return
-        by_outcome = {}
-        for place, error in self:
-            by_outcome.setdefault(error, []).append(place)
+    by_outcome, tried = {}, 0
+    for fault in faults:
+        wrong = facts.attempt(fault)
+        if fault.place is None:
+            break
+        tried += 1
+        if wrong is not None:
+            by_outcome.setdefault(wrong, []).append(fault.place)
+    assert tried, "no place was found"
+    facts.check_spare()
+    if by_outcome:
         lines = [
-            f"  {error}\n    at {some(dict.fromkeys(places))}"
-            for error, places in list(by_outcome.items())[:12]
+            f"  {wrong}\n    at {some(dict.fromkeys(places))}"
+            for wrong, places in list(by_outcome.items())[:12]
         ]
-        text = "\n".join(lines)
+        broken, text = sum(map(len, by_outcome.values())), "\n".join(lines)
+        what = f"{facts.name} of {facts.bench.kind}: {broken} of {tried} faults broke it."
         # From None: where a trace function raises, CPython may take old exceptions for handled now.
-        raise AssertionError(f"{what}: {len(self)} of {tried} faults broke it.\n{text}") from None
-
-
-def first_line(error):
-    text = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {text[0][:300]}"
-
-
-def attempt(bench, name, expected, wire):
-    """Builds the tables, runs the operation until Ctrl-C is pressed and checks everything.
-
-    Returns:
-      (whether it was pressed, what is wrong or None).
-    """
-    case = CASES[name]
-    tables = ready(bench, case, expected.spare)
-    # Not the exception itself: its traceback would keep the tables and their files.
-    raised, text = type(None), ""
-    try:
-        wire.run(lambda: case.work(bench, tables))
-    except BaseException as error:
-        raised, text = type(error), str(error)
-    if wire.place is None:
-        return False, None
-    try:
-        assert raised is KeyboardInterrupt, f"Ctrl-C became {raised.__name__}: {text}"
-        check_after_fault(bench, name, tables, expected)
-    except Exception as error:
-        return True, first_line(error)
-    return True, None
+        raise AssertionError(f"{what}\n{text}") from None
+    return tried
 
 
 def every_place(bench, name, step):
@@ -243,18 +248,20 @@ def every_place(bench, name, step):
     What operations have in common is interrupted at other places in each: the first depends on
     their names.
     """
-    facts = expected(bench, name)
-    findings = Findings()
-    tried = 0
     # However many are left out, one of a short operation is not.
     first = 1 + zlib.crc32(f"{name} {bench.kind}".encode()) % min(step, 5)
-    for at in itertools.count(first, step):
-        wire = CtrlC(at)
-        was_reached, wrong = attempt(bench, name, facts, wire)
-        if not was_reached:
-            break
-        tried += 1
-        if wrong is not None:
-            findings.append((wire.place, wrong))
-    assert tried, "no place was found"
-    findings.report(f"{name} of {bench.kind}", tried)
+    strike(Facts.of(bench, name), map(CtrlC, itertools.count(first, step)))
+
+
+def every_shortage(bench, name, new_shortage):
+    """Runs an operation without memory from every allocation on, and with all but one of them; on a
+    simulated GPU of every eighth.
+
+    Args:
+      new_shortage: (at, for_good) -> a fault.
+    """
+    facts, step = Facts.of(bench, name), sized(bench.backend, 1, 8)
+    return sum(
+        strike(facts, (new_shortage(at, for_good) for at in itertools.count(1, step)))
+        for for_good in (False, True)
+    )

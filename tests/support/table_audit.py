@@ -293,6 +293,19 @@ def far_file_of(store):
     return None if file is None else (file.num_bytes, os.fstat(file._fd).st_size)
 
 
+def memory_of(table):
+    """What a table has of memory, and which rows are free: with equal ones, and an equal State, it
+    takes the same way through the next operation."""
+    store, known = table.store, table.row_cache.read()
+    columns = [(name, store.column(name).num_chunks) for name in store.columns]
+    indexes = [each for each in (table.index, pending_index(table), log_index(table)) if each]
+    return (
+        *(free_rows(table), returned_rows(table), chunks_of(store), far_file_of(store), columns),
+        *(store.num_rows, table.record.gradient.room, known.size, known.is_complete),
+        [(each.seed, each.directory.shapes) for each in indexes],
+    )
+
+
 # -------------------------------------------------------------------- the audit
 
 

@@ -147,6 +147,10 @@ class CtrlC:
             sys.settrace(before)
             gc.enable()
 
+    def is_its(self, raised, text):
+        """Whether an exception is what comes of it."""
+        return raised is KeyboardInterrupt
+
     def _enter(self, frame, event, arg):
         code = frame.f_code
         # contextlib's run between a lock and who holds it by an ExitStack. What is raised where a
@@ -181,3 +185,39 @@ class AtEveryLine:
             return operation()
         finally:
             sys.settrace(None)
+
+
+class Alarm:
+    """Presses Ctrl-C after some seconds, if a call is still running.
+
+    Attributes:
+      place: the seconds, where it was interrupted; None: it was not.
+    """
+
+    def __init__(self, seconds):
+        self.seconds, self.place, self._is_armed = seconds, None, False
+
+    def _ring(self, number, frame):
+        if self._is_armed:
+            signal.raise_signal(signal.SIGINT)
+
+    def run(self, work):
+        """Calls work() and returns what it returns."""
+        before = signal.signal(signal.SIGALRM, self._ring)
+        try:
+            self._is_armed = True
+            signal.setitimer(signal.ITIMER_REAL, self.seconds)
+            result = work()
+            self._is_armed = False
+            return result
+        except KeyboardInterrupt:
+            self._is_armed = False
+            self.place = f"{self.seconds:.6f} s"
+            raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def is_its(self, raised, text):
+        """Whether an exception is what comes of it."""
+        return raised is KeyboardInterrupt

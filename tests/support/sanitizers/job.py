@@ -2,12 +2,11 @@
 
 Usage: python -m tests.support.sanitizers.job JOB
 
-Jobs: engine, tables, evictions, pool, operations, native, faulty_count, faulty_end, faulty_shift.
+Jobs: kernels, evictions, pool, operations, native, faulty_count, faulty_end, faulty_shift.
 """
 
 import ctypes
 import functools
-import gc
 import os
 import sys
 import time
@@ -17,28 +16,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scripts.bench.common.row_steps import apply_rule
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.comm import SingleCommunicator
-from sok_lite.comm.threads import run_ranks
 from sok_lite.engine import optimizers
-from sok_lite.engine.dedup import Missing, dedup, unique
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.message import RowMessage
-from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.segments import Terms, group, segment_sum, segment_sums
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_options import STRATEGIES
 from tests.support.eviction_facts import Watched
 from tests.support.helpers import first_row, give_room, new_table, run_threads
-from tests.support.parts import Part, forward_parts
-from tests.support.pooled import combine, combine_grad
-from tests.support.reference import DictTable
 
 THREADS = 4
 FLOAT, INT64 = 1, 9  # TensorFlow's numbers of types
-RULES = [getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"]
 
 
 def new_backend():
@@ -49,72 +37,41 @@ def new_backend():
     return backend
 
 
-def engine():
-    backend = new_backend()
-    rng = np.random.default_rng(0)
-    for dtype in ("float32", "float16", "bfloat16"):
-        for initializer in ("random", "normal", "13"):
-            table = make_table(
-                "hbm", backend, 8, initializer=make_initializer(initializer, 8), dtype=dtype
-            )
-            for _ in range(3):
-                # Many threads meet in one window and on one key.
-                keys = rng.integers(0, 3000, 5000)
-                table.lookup(keys)
-                table.accumulate(keys, np.ones((5000, 8), np.float32))
-                table.insert_or_assign(keys[::2] * 7, np.ones((2500, 8), np.float32))
-                table.erase(keys[:500])
-            table.export()
-            rows = backend.xp.unique(table.find_or_insert(np.arange(2000)))
-            for rule in RULES:
-                fresh = make_table(
-                    "hbm", backend, 8, initializer=make_initializer(initializer, 8), dtype=dtype
-                )
-                rows = fresh.find_or_insert(np.arange(2000))
-                apply_rule(fresh, rule, rows, np.ones((2000, 8), np.float32), 0.1, 1)
+# The tests of the engine that between them run every kernel, and its rules.
+TESTS = [
+    *("all_tables", "dedup", "det", "exchange", "hkv", "initializer", "lookup", "pooling"),
+    *("row_formats", "segments", "tables", "update", "update_rounding"),
+]
 
-    keys = rng.integers(0, 100, 4000)
-    distinct, inverse = unique(backend, keys)
-    splits = np.arange(0, 4001, 8).astype(np.int64)
-    weights = rng.random(4000, np.float32)
-    source = rng.random((distinct.size, 8), np.float32)
-    for combiner in ("sum", "mean", "sqrtn"):
-        out = combine(backend, source, inverse, splits, weights, combiner)
-        combine_grad(backend, out, inverse, splits, weights, combiner, distinct.size)
-    segment_sum(backend, rng.random((4000, 8), np.float32), inverse, distinct.size)
 
-    # Several tables, of which one has a hot key and one no items.
-    begin = np.array([0, 4000, 4000, 4030, 7000])
-    keys = np.where(rng.random(7000) < 0.5, 7, rng.integers(0, 1000, 7000))
-    in_tables = dedup(backend, keys, begin)
-    rows = np.where(rng.random(7000) < 0.5, np.uint32(0xFFFFFFFF), np.uint32(3))
-    absent = [int((part == 0xFFFFFFFF).sum()) for part in np.split(rows, begin[1:-1])]
-    dedup(backend, keys, begin, Missing(rows, absent))
-    groups = group(backend, in_tables.inverse, begin, in_tables.starts)
-    given = [np.arange(4000, dtype=np.int32)[::-1].copy(), None, None, None]
-    sizes = zip(np.diff(begin), (8, 3, 1, 20), strict=True)
-    segment_sums(backend, groups, Terms([rng.random(size, np.float32) for size in sizes], given))
+def kernels():
+    """The engine's own tests, where a launch of one item has work for several threads."""
+    os.environ["SOK_LITE_NUM_THREADS"] = str(THREADS)
+    backend = get_backend("cpu")
+    backend.grain, backend.pieces = 1, 3
+    files = [f"tests/engine/test_{name}.py" for name in TESTS]
+    run_tests("-k", "cpu", *files, "tests/engine/optimizers/test_rule.py")
+    # Several threads on one table, launching through one pool.
+    for kind, options in (("hbm", {}), ("hybrid", {"max_capacity": 1024, "on_refused": "ignore"})):
+        table = new_table(new_backend(), 2, kind, **options)
+        run_threads(functools.partial(use, table), THREADS)
+        keys, rows = table.export_rows()
+        assert keys.size == table.size == len(set(rows.tolist()))
+        np.testing.assert_array_equal(table.store.read(rows)[:, 0], keys % 1000)
 
-    # Rows of words of every width, to three ranks and back.
-    counts = np.array([[900, 0, 300], [1, 700, 0], [0, 33, 2000]])
-    numbers = np.split(np.arange(counts.sum(), dtype=np.int32), np.cumsum(counts.sum(axis=0))[:-1])
-    shares = [
-        np.split(rng.permutation(each), np.cumsum(of_ranks)[:-1])
-        for each, of_ranks in zip(numbers, counts.T, strict=True)
-    ]
-    order = np.concatenate([of_ranks[rank] for rank in range(3) for of_ranks in shares])
-    given = [
-        rng.integers(0, 256, (n, dim)).astype(dtype)
-        for n, dim, dtype in zip(counts.sum(axis=0), (3, 5, 7), ("B", "H", "f"), strict=True)
-    ]
-    for places in (order, None):
-        row_bytes = [each.strides[0] for each in given]
-        message = RowMessage.layout(backend, counts, row_bytes, places)
-        results = [np.zeros_like(each) for each in given]
-        message.unpack(message.pack(given), results)
-        for result, each in zip(results, given, strict=True):
-            np.testing.assert_array_equal(result, each)
-    wrong_splits(backend, [splits, np.zeros(1, np.int64)], [4000, 0])
+
+def run_tests(*arguments):
+    options = ["-q", "-x", "--color=no", "--quick", "--unchanged", "-p", "no:cacheprovider"]
+    assert pytest.main([*options, *arguments]) == 0
+
+
+def use(table, seed):
+    own = np.random.default_rng(seed)
+    for _ in range(5):
+        keys = own.integers(0, 3000, 1000)
+        np.testing.assert_array_equal(table.lookup(keys).values[:, 0], keys % 1000)
+        table.erase(own.integers(0, 3000, 50))
+        table.statistics()
 
 
 def evictions():
@@ -147,109 +104,6 @@ def evictions():
                     watch.check()
 
 
-def tables():
-    """Both tables, with real threads in every launch and several that launch."""
-    evictions()
-    backend = new_backend()
-    rng = np.random.default_rng(1)
-    # Erased slots are taken again by several threads while others look for free ones.
-    table, oracle = new_table(backend, 2), DictTable(2, first_row(2))
-    for _ in range(15):
-        keys = rng.integers(0, 600, 300)
-        np.testing.assert_array_equal(table.lookup(keys).values, oracle.find_or_insert(keys))
-        keys = rng.integers(0, 600, 250)
-        assert table.erase(keys) == oracle.erase(keys)
-        for each in (table, oracle):
-            each.insert_or_assign(keys[:50], np.ones((50, 2), np.float32))
-        keys, rows = table.export()
-        expected_keys, expected_rows = oracle.export()
-        assert keys.tolist() == expected_keys
-        np.testing.assert_array_equal(rows, expected_rows)
-        assert len(set(table.export_rows()[1].tolist())) == table.size
-        table.assign_scores(keys[::2], np.arange(keys[::2].size) % 2)
-        table.expire(num_lookups=1 << 20)
-
-    # Several Python threads on one table, launching through one pool.
-    for var_type, options in (
-        ("hbm", {}),
-        ("hybrid", {"max_capacity": 1024, "on_refused": "ignore"}),
-    ):
-        table = new_table(backend, 2, var_type, **options)
-        use_from_threads(table)
-        keys, rows = table.export_rows()
-        assert keys.size == table.size == len(set(rows.tolist()))
-        np.testing.assert_array_equal(table.store.read(rows)[:, 0], keys % 1000)
-
-    pooled(backend)
-
-
-def pooled(backend):
-    """Searches and sums in one launch, for tables of both kinds together, from several threads."""
-    small = {"init_capacity": 64, "max_capacity": 64, "max_bucket_size": 4}
-    tables = [
-        new_table(backend, dim, kind, dtype=dtype, **options)
-        for dim, kind, dtype, options in (
-            (8, "hbm", "float32", {}),
-            (64, "hbm", "float32", {}),  # long rows
-            (3, "hbm", "bfloat16", {}),
-            (8, "hybrid", "float32", {"max_capacity": 1024, "evict_strategy": "kLfu"}),
-            (64, "hybrid", "float16", {"max_capacity": 1024}),
-            (8, "hybrid", "float32", {**small, "on_refused": "ignore"}),
-        )
-    ]
-    for table in tables:
-        table.lookup(np.arange(200))
-
-    def work(seed):
-        rng = np.random.default_rng(seed)
-        for turn in range(6):
-            parts, expected = [], []
-            for number, table in enumerate(tables):
-                # Rows of one item each, ragged ones, and none. All formats have such numbers.
-                lengths = (np.ones(100), rng.integers(0, 60, 100), np.zeros(0))[turn % 3].astype(
-                    int
-                )
-                keys = rng.integers(0, 250, lengths.sum())
-                weights = rng.integers(1, 4, keys.size).astype(np.float32)
-                weights = weights if (number + turn) % 2 else None
-                splits, combiner = np.cumsum([0, *lengths]), ("sum", "mean", "sqrtn")[number % 3]
-                parts.append(Part(table, keys, splits, weights, combiner))
-                expected.append(sums_of_keys(keys, lengths, weights, combiner))
-            found, _ = forward_parts(backend, SingleCommunicator(), parts)
-            for out, each in zip(found, expected, strict=True):
-                np.testing.assert_allclose(out, np.tile(each, (out.shape[1], 1)).T, rtol=1e-5)
-            tables[turn % 6].erase(rng.integers(0, 250, 20))
-        wrong = parts[0]._replace(keys=np.arange(9), row_splits=np.array([0, 12, 9]), weights=None)
-        with pytest.raises(ValueError, match="must rise"):
-            forward_parts(backend, SingleCommunicator(), [wrong, *parts[1:]])
-
-    run_threads(work, THREADS)
-
-
-def sums_of_keys(keys, lengths, weights, combiner):
-    """Returns what each column of an output is where a key's row is the key."""
-    rows = np.repeat(np.arange(lengths.size), lengths)
-    weights = np.ones(keys.size) if weights is None else weights.astype(np.float64)
-    sums, by, squares = (
-        np.bincount(rows, factors, lengths.size)
-        for factors in (weights * keys, weights, weights**2)
-    )
-    divisor = {"sum": 1, "mean": by, "sqrtn": np.sqrt(squares)}[combiner]
-    return sums / np.where(by == 0, 1, divisor)
-
-
-def use_from_threads(table):
-    def work(seed):
-        own = np.random.default_rng(seed)
-        for _ in range(5):
-            keys = own.integers(0, 3000, 1000)
-            np.testing.assert_array_equal(table.lookup(keys).values[:, 0], keys % 1000)
-            table.erase(own.integers(0, 3000, 50))
-            table.statistics()
-
-    run_threads(work, THREADS)
-
-
 def pool():
     """Short launches one after another, for which workers come late; their memory is soon freed."""
 
@@ -273,112 +127,12 @@ def pool():
 
 
 def operations():
-    """TensorFlow's operations, by the library that OPERATIONS names, from several threads."""
-    import tensorflow as tf
-
-    import sok_lite as sok
-    from sok_lite.engine.work_counters import UPDATES
-    from sok_lite.native import callbacks, library
+    """Tests of TensorFlow's operations, by the library that OPERATIONS names."""
+    from sok_lite.native import library
 
     library.find_library = lambda: Path(os.environ["OPERATIONS"])
-    table = sok.DynamicVariable(4, "ones", name="table")
-    trained = [sok.DynamicVariable(dim, name=f"trained of {dim}") for dim in (3, 8)]
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1), stochastic_rounding=True)
-    kept = []
-
-    def train(ids):
-        with tf.GradientTape() as tape:
-            rows = sok.lookup_sparse(trained, [ids, ids], combiners=["sum", "mean"])
-            loss = tf.add_n([tf.reduce_sum(each**2) for each in rows])
-        optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
-
-    of_any_size = [tf.TensorSpec([None, 1], tf.int64)]
-    compiled = tf.function(train, input_signature=of_any_size, autograph=False)
-
-    @tf.function
-    def step(ids, times):
-        total = tf.zeros([])
-        for _ in tf.range(times):
-            with tf.GradientTape() as tape:
-                total += tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
-            kept_gradient = tape.gradient(total, table)
-            total += tf.reduce_sum(kept_gradient.values)
-        return total
-
-    def fail(*_, **__):
-        raise ValueError("no")
-
-    def keep(frame):
-        kept.extend(frame.inputs(table.table.backend))
-        kept.append(frame.output(0, (100, 4), tf.float32.as_datatype_enum, table.table.backend))
-
-    def work(seed):
-        rng = np.random.default_rng(seed)
-        for turn in range(30):
-            ids = tf.constant(rng.integers(0, 500, rng.integers(0, 300)))
-            np.testing.assert_array_equal(tf.nn.embedding_lookup(table, ids), 1)
-            step(ids, tf.constant(turn % 3))
-            (train if turn % 3 else compiled)(ids[:, None])
-            with pytest.raises(ValueError, match="no"):
-                _run(ids, fail)
-            _run(ids, keep)
-        del kept[:]
-        gc.collect()
-
-    def _run(ids, run):
-        handle = table.handle
-        call = callbacks.Call(run, True)
-        given = {"inputs": [ids], "numbers": [], "Tout": [tf.float32], "J": 0, "names": []}
-        given |= {"Tkeys": [tf.int64], "dims": [4], "handles_of": [1], "trainable": [True]}
-        try:
-            callbacks.operations().module.sok_lookup(handles=[handle], call=call.number, **given)
-        except tf.errors.OpError:
-            raise callbacks.raised.pop(call.number) from None
-
-    run_threads(work, THREADS)
-    work(0)  # alone, so that native code takes steps
-    assert UPDATES.native[0] > 0
-    run_ranks(2, _in_order)
-
-
-def _in_order(comm):
-    """Operations that wait for their turn, of which some fail and one is let go of."""
-    import tensorflow as tf
-
-    from sok_lite.bridge.collective_order import CollectiveOrder
-    from sok_lite.native import callbacks
-
-    v1, order, cpu = tf.compat.v1, CollectiveOrder(comm), get_backend("cpu")
-    given = {"numbers": [], "Tout": [tf.float32], "J": 0, "Tkeys": [], "handles_of": []}
-    given |= {"dims": [], "trainable": [], "names": []}
-
-    def submit(number, frame, running):
-        def run():
-            total = comm.allreduce(frame.inputs(cpu)[0], "sum", f"call {number}")
-            if number == 3:
-                raise ValueError("no")
-            frame.output(0, total.shape, 1, cpu)[...] = total
-
-        if number != 4:
-            order.submit(number, run, running)
-
-    calls = [callbacks.Call(functools.partial(submit, number), False) for number in range(5)]
-    with tf.Graph().as_default():
-        sums = []
-        for number in range(5):
-            number = number if comm.rank else 4 - number
-            inputs = [tf.fill([100], float(number))]
-            make = callbacks.operations().module.sok_collective_in_order
-            made = make(call=calls[number].number, inputs=inputs, **given)
-            sums.append(tf.reduce_sum(made.outputs[0]) if number < 3 else made.outputs[0])
-        good = [each for each in sums if each.shape.rank == 0]
-        with v1.Session() as session:
-            for _ in range(20):
-                assert sorted(session.run(good)) == [0, 200, 400]
-                for bad in (each for each in sums if each.shape.rank != 0):
-                    with pytest.raises(tf.errors.OpError, match="no|interrupted"):
-                        session.run(bad)
-    order.close()
+    names = ("native_threads", "native_lookup", "native_gradient", "native_update")
+    run_tests(*(f"tests/bridge/test_{name}.py" for name in (*names, "collective_order")))
 
 
 def native():
@@ -534,7 +288,7 @@ def faulty(kernel):
 
 if __name__ == "__main__":
     job = sys.argv[1]
-    jobs = {"engine": engine, "tables": tables, "evictions": evictions, "pool": pool}
+    jobs = {"kernels": kernels, "evictions": evictions, "pool": pool}
     jobs |= {"operations": operations, "native": native}
     jobs.get(job, lambda: faulty(job))()
     print("done")

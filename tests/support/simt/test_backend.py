@@ -1,11 +1,10 @@
-"""The cuda backend on the simulated GPU: what goes wrong on a GPU goes wrong here."""
+"""The cuda backend on the simulated GPU: kernels on disk, devices of threads, errors."""
 
 import threading
 
 import numpy as np
 import pytest
 
-from sok_lite.engine.dedup import unique
 from tests.support.helpers import new_table
 from tests.support.simt import device
 from tests.support.simt.backend import simt_backend, simt_module
@@ -43,27 +42,6 @@ def test_kernels_are_compiled_once_for_each_gpu_and_each_choice_of_tunables(
     expected = [[*usual, f"-arch=sm_{number}", f"-D{define}"] for number, define in wanted]
     assert [options for options in compiled if options] == expected
     assert len(list((tmp_path / "cuda").iterdir())) == 3  # the file of the kernel, and no other
-
-
-# ---------------------------------------------------------------- planted faults
-
-
-def test_a_copy_to_the_host_that_does_not_wait_has_old_data(simt, monkeypatch):
-    keys = simt.from_host(np.array([3, 5, 3]))
-    assert simt.to_host(unique(simt, keys)[1]).tolist() == [0, 1, 0]
-    monkeypatch.setattr(simt, "to_host", lambda array: array._view.copy())
-    assert simt.to_host(unique(simt, keys)[1]).tolist() != [0, 1, 0]
-
-
-def test_a_far_chunk_that_is_read_before_a_wait_has_old_data(simt):
-    chunk = simt.far_chunk(64).view(np.int64)
-    pointers = simt.from_host(np.array([simt.address(chunk)], np.uint64))
-    rows = simt.from_host(np.array([0], np.uint32))
-    values = simt.from_host(np.array([[7, 8]], np.uint32))
-    simt.launch("rows_write_u32", 1, pointers, 0, 2, rows, values, None, 1)
-    assert chunk[0] == 0
-    simt.synchronize()
-    assert chunk.view(np.uint32)[:2].tolist() == [7, 8]
 
 
 def in_a_thread(call, *arguments):

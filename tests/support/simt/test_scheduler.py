@@ -45,17 +45,16 @@ def run(body, arguments, grid=1, block=64, seed=0, name="k"):
 # ----------------------------------------------------------------------------- what must work
 
 
-@pytest.mark.parametrize("grid, block", [(1, 1), (1, 33), (3, 64), (7, 256), (5, 1024)])
+@pytest.mark.parametrize("grid, block", [(1, 33), (7, 256), (5, 1024)])
 def test_every_thread_of_every_block_runs_once(memory, grid, block):
-    count, n = memory(np.zeros(grid * block, np.int32)), grid * block
+    count = memory(np.zeros(grid * block, np.int32))
     run("KERNEL k(int* p) { atomicAdd(p + blockIdx.x * blockDim.x + threadIdx.x, 1); }",
         [count], grid, block)  # fmt: skip
-    np.testing.assert_array_equal(count, np.ones(n))
+    assert (count == 1).all()
 
 
-@pytest.mark.parametrize("width", [1, 4, 8, 32])
-@pytest.mark.parametrize("seed", range(6))
-def test_votes_and_shuffles(memory, width, seed):
+@pytest.mark.parametrize("width", [1, 4, 32])
+def test_votes_and_shuffles(memory, width):
     body = """
     KERNEL k(const int* x, u32* votes, int* first, int* sums, i64 width) {
       u32 lane = threadIdx.x & 31u, part = lane & ~((u32)width - 1u);
@@ -67,19 +66,18 @@ def test_votes_and_shuffles(memory, width, seed):
       for (int d = (int)width / 2; d > 0; d /= 2) sum += __shfl_xor_sync(mask, sum, d, width);
       sums[threadIdx.x] = (int)sum;
     }"""
-    x = memory(np.random.default_rng(seed).integers(-9, 9, 96).astype(np.int32))
-    votes, first, sums = (memory(np.zeros(96, t)) for t in (np.uint32, np.int32, np.int32))
-    run(body, [x, votes, first, sums, width], 1, 96, seed)
-    for begin in range(0, 96, width):
-        part = slice(begin, begin + width)
-        bits = sum(1 << (begin % 32 + i) for i in range(width) if x[begin + i] > 0)
-        assert set(votes[part].tolist()) == {bits}
-        assert set(first[part].tolist()) == {x[begin]}
-        assert set(sums[part].tolist()) == {x[part].sum()}
+    for seed in range(4):
+        x = memory(np.random.default_rng(seed).integers(-9, 9, 96).astype(np.int32))
+        votes, first, sums = (memory(np.zeros(96, t)) for t in (np.uint32, np.int32, np.int32))
+        run(body, [x, votes, first, sums, width], 1, 96, seed)
+        for begin in range(0, 96, width):
+            part = slice(begin, begin + width)
+            bits = sum(1 << (begin % 32 + i) for i in range(width) if x[begin + i] > 0)
+            found = [set(each[part].tolist()) for each in (votes, first, sums)]
+            assert found == [{bits}, {x[begin]}, {x[part].sum()}]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_atomics_lose_nothing(memory, seed):
+def test_atomics_lose_nothing(memory):
     body = """
     KERNEL k(int* p, unsigned long long* q) {
       int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -89,10 +87,11 @@ def test_atomics_lose_nothing(memory, seed):
         if (atomicCAS(q + 1, seen, seen + 2) == seen) break;
       }
     }"""
-    p, q = memory(np.array([0, 999, -1], np.int32)), memory(np.zeros(2, np.uint64))
-    run(body, [p, q], 3, 96, seed)
-    assert p.tolist() == [288 * 287 // 2, 0, 287]
-    assert q.tolist() == [288 << 33, 576]
+    for seed in range(6):
+        p, q = memory(np.array([0, 999, -1], np.int32)), memory(np.zeros(2, np.uint64))
+        run(body, [p, q], 3, 96, seed)
+        assert p.tolist() == [288 * 287 // 2, 0, 287]
+        assert q.tolist() == [288 << 33, 576]
 
 
 # A lock that each lane takes for itself; the loser goes round, and never waits inside.
@@ -128,11 +127,12 @@ def test_an_increment_is_lost_without_the_lock_or_the_fence_alone(memory, gone, 
 
 
 RELEASE = 'asm volatile("st.release.gpu.s64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");'
-WITHOUT_ORDER = "*(volatile i64*)flag = value;"
 
 
-@pytest.mark.parametrize("store, is_right", [(RELEASE, True), (WITHOUT_ORDER, False)])
-def test_a_message_needs_a_release(memory, store, is_right):
+@pytest.mark.parametrize(
+    "store, seen", [(RELEASE, {-1, 7}), ("*(volatile i64*)flag = value;", {-1, 0, 7})]
+)
+def test_a_message_needs_a_release(memory, store, seen):
     body = """
     KERNEL k(i64* flag, int* data, int* seen) {
       i64 value = 1;
@@ -147,14 +147,13 @@ def test_a_message_needs_a_release(memory, store, is_right):
       }
       seen[blockIdx.x * blockDim.x + threadIdx.x] = value ? data[0] : -1;
     }""".replace("STORE", store)
-    seen = set()
+    found = set()
     for seed in range(200):
         flag, data = memory(np.zeros(1, np.int64)), memory(np.zeros(2, np.int32))
         results = memory(np.zeros(64, np.int32))
         run(body, [flag, data, results], 2, 32, seed)
-        seen.update(results.tolist())
-        assert data.tolist() == [7, 8]
-    assert seen == ({-1, 7} if is_right else {-1, 0, 7})
+        found.update(results.tolist())
+    assert found == seen
 
 
 SPIN = """
@@ -205,28 +204,26 @@ def test_lanes_of_a_block_share_memory_between_two_syncs(memory, gone):
     parts, wrong = SHARED.split("__syncthreads();"), 0
     if gone is not None:
         parts[gone : gone + 2] = [parts[gone] + parts[gone + 1]]
-    body = "__syncthreads();".join(parts)
     for seed in SEEDS:
         out = memory(np.zeros(4 * 96, np.int32))
-        run(body, [out], 4, 96, seed)
+        run("__syncthreads();".join(parts), [out], 4, 96, seed)
         expected = 1000 * np.arange(4)[:, None] + 100 + 2 * np.arange(95, -1, -1)
         wrong += not np.array_equal(out.reshape(4, 96), expected)
     assert (wrong == 0) == (gone is None)
 
 
-def order_of(memory, seed):
-    ticket, order = memory(np.zeros(1, np.int32)), memory(np.zeros(256, np.int32))
-    run("KERNEL k(int* t, int* o) {"
-        "  o[atomicAdd(t, 1)] = (int)(blockIdx.x * blockDim.x + threadIdx.x); }",
-        [ticket, order], 2, 128, seed)  # fmt: skip
-    return order.tolist()
-
-
 def test_a_seed_is_an_order(memory):
-    orders = {seed: order_of(memory, seed) for seed in SEEDS}
-    assert all(sorted(order) == list(range(256)) for order in orders.values())
-    assert all(order_of(memory, seed) == order for seed, order in orders.items())
-    assert len({tuple(order) for order in orders.values()}) > 12
+    body = (
+        "KERNEL k(int* t, int* o) {"
+        "  o[atomicAdd(t, 1)] = (int)(blockIdx.x * blockDim.x + threadIdx.x); }"
+    )
+    orders = []
+    for seed in [*range(8), *range(8)]:
+        ticket, order = memory(np.zeros(1, np.int32)), memory(np.zeros(256, np.int32))
+        run(body, [ticket, order], 2, 128, seed)
+        assert sorted(order.tolist()) == list(range(256))
+        orders.append(tuple(order.tolist()))
+    assert orders[:8] == orders[8:] and len(set(orders)) > 4
 
 
 # ------------------------------------------------------------------------- what must be found

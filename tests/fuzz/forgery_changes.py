@@ -1,4 +1,4 @@
-"""Forged files for programs.py: checkpoints and exports that somebody has changed.
+"""Changes of checkpoints and exports, for forgery.py.
 
 Most changes are followed by a second one of the checksums, so that they fit: who reads the file
 then gets to what lies behind them.
