@@ -353,14 +353,16 @@ def test_refusal_may_be_an_error_after_the_rest_is_done(backend, operation):
 # -------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("where", ["output", "claim", "reserve", "unplaced", "assign_launches"])
+@pytest.mark.parametrize(
+    "where", ["output", "claim", "reserve", "new_placement", "assign_launches"]
+)
 def test_whatever_fails_before_an_eviction_leaves_the_table_as_it_was(backend, monkeypatch, where):
     """No key is evicted, the new ones are not there, and no row is lost."""
     table = full_table(backend, max_hbm_for_vectors=8 * 4 / 2**30)
     ensure_state(table.store, "m", 0.5)
     table.find_or_insert(np.arange(16))
     before = [backend.to_host(part).tolist() for part in table.export()]
-    owner = {"unplaced": table.index, "reserve": table.tiers, "assign_launches": table.tiers}
+    owner = {"new_placement": table.index, "reserve": table.tiers, "assign_launches": table.tiers}
 
     def no_memory(*args, **kwargs):
         raise MemoryError

@@ -13,10 +13,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import QUICK
 from tests.support.fault_cases import CASES
 from tests.support.own_process import run_limited
 from tests.support.shortage import Shortage, every_shortage
 from tests.support.simt.backend import is_simulated
+
+
+def test_some_allocations_of_every_operation_may_fail(backend, new_bench):
+    """What quick has of the next test."""
+    if backend.name != "cpu" or not QUICK:
+        pytest.skip("the next test has all of them")
+    for name, case in CASES.items():
+        for kind in case.of_each_index:
+            every_shortage(
+                new_bench(kind), name, lambda at, for_good: Shortage(backend, at, for_good), 11
+            )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +62,9 @@ MALLOC = """
     import sys
     from tests.support.shortage import every_malloc
 
-    every_malloc(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    kind, folder, *names = sys.argv[1:]
+    for name in names:
+        every_malloc(name, kind, 150, folder)  # arrays of at least a kilobyte
 """
 
 
@@ -59,24 +73,22 @@ _NOT_HERE = (("clear", "roomy"), ("reseed", "hbm"), ("reseed", "wide"))
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        (name, kind)
-        for name, case in CASES.items()
-        for kind in case.of_each_index
-        if (name, kind) not in _NOT_HERE
-    ],
+    "kind", sorted({kind for case in CASES.values() for kind in case.of_each_index})
 )
-def test_any_malloc_may_fail(failing_memory, tmp_path, name, kind):
+def test_any_malloc_may_fail(failing_memory, tmp_path, kind):
     """In a process of its own: NumPy itself may crash where it does not ask whether it got any."""
-    done = run_limited(
-        *(MALLOC, name, kind, 150, tmp_path),  # arrays of at least a kilobyte
-        timeout=600,
+    names = [name for name, case in CASES.items() if kind in case.of_each_index]
+    names = [name for name in names if (name, kind) not in _NOT_HERE]
+    if not names:
+        pytest.skip("nothing that is allocated here is large enough")
+    counts = run_limited(
+        *(MALLOC, kind, tmp_path, *names),
+        timeout=900,
         LD_PRELOAD=str(failing_memory),
         PYTHONFAULTHANDLER="1",
         SOK_LITE_NUM_THREADS="1",
     )
-    assert int(done[0]) > 0
+    assert len(counts) == len(names) and min(map(int, counts)) > 0
 
 
 LIMIT = """
@@ -87,8 +99,7 @@ LIMIT = """
 """
 
 
-@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
-@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+@pytest.mark.parametrize(("kind", "limit"), [("hbm", "RLIMIT_AS"), ("hybrid", "RLIMIT_DATA")])
 def test_a_table_that_met_a_limit_goes_on(kind, limit):
     if not sys.platform.startswith("linux"):
         pytest.skip("/proc says how much memory a process has")

@@ -31,9 +31,11 @@ class Watched:
         self.table = table
         self.backend = table.backend
         self.is_hybrid = table.var_type == "hybrid"
-        self.oracle = ScoredTable(table.dim, first_row, table.evict_strategy or "kLru")
+        strategy = table.evict_strategy or "kLru"
+        self.oracle = ScoredTable(table.dim, first_row, strategy, table.row_dtype.storage)
         self.inserted = self.evicted = self.refused = self.erased = 0
-        self.seen = {}  # the number of the lookup that last saw a key
+        # The number of the lookup that last saw a key, and of that after which it went.
+        self.seen, self.gone = {}, {}
 
     # ---------------------------------------------------------------- calls
 
@@ -104,11 +106,15 @@ class Watched:
         self._erased(self.table.erase_if(predicate), doomed)
 
     def expire(self, num_lookups):
-        # For kLru the two are one, and scores can be assigned.
-        seen = self.oracle.scores if self.oracle.strategy == "kLru" else self.seen
-        limit = self.oracle.now - num_lookups
-        doomed = [key for key in self.oracle.rows if seen[key] <= limit]
+        limit, seen = self.oracle.now - num_lookups, self.last_seen()
+        doomed = [key for key, number in seen.items() if number <= limit]
         self._erased(self.table.expire(num_lookups=num_lookups), doomed)
+
+    def last_seen(self):
+        """{key: number of the lookup that last saw it}; for kLru they are the scores."""
+        if self.oracle.strategy == "kLru":
+            return self.oracle.scores
+        return {key: self.seen[key] for key in self.oracle.rows}
 
     def assign_scores(self, keys, scores):
         self.table.assign_scores(array(keys), np.array(scores, np.uint64))
@@ -121,13 +127,18 @@ class Watched:
 
     def clear(self):
         self.table.clear()
-        self.oracle.drop(list(self.oracle.rows))
+        self._drop(list(self.oracle.rows))
         self.inserted = self.evicted = self.refused = self.erased = 0
 
     def _erased(self, count, keys):
-        expected = self.oracle.erase(keys)
-        assert count == expected
-        self.erased += expected
+        held = set(keys) & self.oracle.rows.keys()
+        assert count == len(held)
+        self._drop(held)
+        self.erased += count
+
+    def _drop(self, keys):
+        self.oracle.drop(keys)
+        self.gone.update(dict.fromkeys(keys, self.oracle.now))
 
     # ---------------------------------------------------------------- checks
 
@@ -182,9 +193,10 @@ class Watched:
             batch, before, after, came, refused, new_score if may_refuse else None, num_slots
         )
         scores = {key: new_score(key) for key in batch & after.keys()}
-        self.oracle.drop(gone)
+        self._drop(gone)
         for key in came:
-            self.oracle.rows[key] = np.array(new_row(key), np.float32)
+            self.oracle.rows[key] = np.array(new_row(key), self.oracle.dtype)
+            self.gone.pop(key, None)
         self.oracle.scores.update(scores)
         self.seen.update(dict.fromkeys(scores, self.oracle.now))
         self.inserted += len(came)
