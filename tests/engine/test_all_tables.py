@@ -60,10 +60,10 @@ class AllTables(RuleBasedStateMachine):
         self.fleet.backward(seed, which % len(self.fleet.pending))
 
     @precondition(lambda self: self.fleet.gradients)
-    @rule(which=st.integers(0, 3), is_rounded=st.booleans())
-    def update(self, which, is_rounded):
+    @rule(which=st.integers(0, 3), of_gradient=st.booleans(), is_rounded=st.booleans())
+    def update(self, which, of_gradient, is_rounded):
         which %= len(self.fleet.gradients)
-        self.fleet.update(which, stochastic_rounding=is_rounded)
+        self.fleet.update(which, of_gradient, stochastic_rounding=is_rounded)
 
     @rule(number=st.integers(0, MOST - 1), what=st.sampled_from(CHANGES), seed=SEEDS)
     def change(self, number, what, seed):

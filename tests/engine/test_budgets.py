@@ -169,7 +169,7 @@ ALL = ("hbm", "hybrid", "two tiers")
 FORMATS = ("hbm", "float16", "bfloat16")
 ONE, MIXED = ("hbm",), tuple(KINDS)
 # 300 tables take half a minute on the simulated GPU: so many of all kinds together are enough.
-_FEW = (1, 26)
+_FEW = (26,)
 
 
 def cases(budgets):
@@ -271,13 +271,7 @@ def test_a_call_of_one_rank_asks_for_no_more_than_its_budget(backend, name, num_
 
 
 class BudgetOfRanks(NamedTuple):
-    """The same of two ranks together; and of each its collectives.
-
-    Attributes:
-      call, on_cpu, launches, operations, memsets, waits, tables: as of `Budget`.
-      collectives: of each rank.
-      owners: of its tables.
-    """
+    """The same of two ranks together; and of each its collectives."""
 
     call: Callable
     on_cpu: int
@@ -286,27 +280,35 @@ class BudgetOfRanks(NamedTuple):
     memsets: int
     waits: int
     collectives: int
-    tables: tuple[int, ...] = (1, 26, 300)
+    tables: tuple[int, ...] = _FEW
     owners: tuple[str, ...] = ("mod",)
+    by_transport: bool = False
 
 
+_MANY = (26, 300)
 BUDGETS_OF_RANKS = {
-    "forward, known": BudgetOfRanks(known, 20, 24, 16, 8, 8, 2),
+    "forward, known": BudgetOfRanks(known, 20, 24, 16, 8, 8, 2, _MANY),
     # A GPU numbers the keys by their tables: a launch more than a CPU has. Where rules differ, the
     # keys of each but tables on one rank are taken and their owners put back: two array operations
     # a rank, and on a GPU a launch. A function gets a copy of its keys: one array operation a rank;
     # whether it gave ranks is one wait.
     "forward, known, some on one rank": BudgetOfRanks(
-        known, 20, 28, 20, 8, 8, 2, _FEW, ("mod", "rank 0", "last rank")
+        known, 20, 28, 20, 8, 8, 2, owners=("mod", "rank 0", "last rank")
     ),
     "forward, known, each on one rank": BudgetOfRanks(
-        known, 20, 26, 12, 8, 8, 2, _FEW, ("rank 0", "last rank")
+        known, 20, 26, 12, 8, 8, 2, owners=("rank 0", "last rank")
     ),
-    "forward, known, all owners": BudgetOfRanks(known, 20, 32, 72, 8, 10, 2, owners=tuple(OWNERS)),
-    "forward, new": BudgetOfRanks(new, 31, 34, 16, 9, 10, 2, _FEW),
-    "backward": BudgetOfRanks(backward, 22, 26, 0, 4, 4, 1, _FEW),
+    "forward, known, all owners": BudgetOfRanks(
+        known, 20, 32, 72, 8, 10, 2, _MANY, owners=tuple(OWNERS)
+    ),
+    "forward, new": BudgetOfRanks(new, 31, 34, 16, 9, 10, 2),
+    "backward": BudgetOfRanks(backward, 22, 26, 0, 4, 4, 1),
+    # By a transport of GPUs keys are packed and unpacked on the device; nothing is copied by the
+    # host but counts. It waits as often as by the host, and once before each message is carried.
+    "forward, known, by a transport": BudgetOfRanks(known, 24, 28, 24, 8, 12, 1, by_transport=True),
+    "backward, by a transport": BudgetOfRanks(backward, 22, 26, 2, 4, 6, 0, by_transport=True),
 }
-BYTES_OF_RANKS = 440, 600
+BYTES_OF_RANKS, BYTES_BY_TRANSPORT = (440, 600), (440, 850)
 
 
 @pytest.mark.parametrize(("name", "num_tables"), cases(BUDGETS_OF_RANKS))
@@ -321,38 +323,12 @@ def test_a_call_of_two_ranks_asks_for_no_more_than_its_budget(backend, name, num
             budget.call(job)()
         return budget.call(job)
 
-    counts, collectives = counts_of_ranks(backend, 2, prepare)
-    within(backend, counts, budget, num_tables, BYTES_OF_RANKS)
-    assert collectives.total() <= budget.collectives
-
-
-# By a transport of GPUs keys are packed and unpacked on the device; nothing is copied by the host
-# but counts. It waits as often as by the host, and once before each message is carried.
-BYTES_BY_TRANSPORT = 440, 850
-BUDGETS_BY_TRANSPORT = {
-    "forward, known": BudgetOfRanks(known, 24, 28, 24, 8, 12, 1, _FEW),
-    "backward": BudgetOfRanks(backward, 22, 26, 2, 4, 6, 0, _FEW),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "num_tables"),
-    [(name, number) for name, budget in BUDGETS_BY_TRANSPORT.items() for number in budget.tables],
-)
-def test_a_call_by_a_transport_asks_for_no_more_than_its_budget(backend, name, num_tables):
-    if not can_count(backend):
-        pytest.skip("nobody counts what is asked of this GPU")
-    budget = BUDGETS_BY_TRANSPORT[name]
-
-    def prepare(comm):
-        job = Job(backend, num_tables, ALL, comm)
-        for _ in range(3):
-            budget.call(job)()
-        return budget.call(job)
-
-    run = partial(run_ranks_by_transport, backend=backend)
-    counts, collectives = counts_of_ranks(backend, 2, prepare, run)
-    within(backend, counts, budget, num_tables, BYTES_BY_TRANSPORT)
+    ways, num_bytes = (), BYTES_OF_RANKS
+    if budget.by_transport:
+        ways = (partial(run_ranks_by_transport, backend=backend),)
+        num_bytes = BYTES_BY_TRANSPORT
+    counts, collectives = counts_of_ranks(backend, 2, prepare, *ways)
+    within(backend, counts, budget, num_tables, num_bytes)
     assert collectives.total() <= budget.collectives
 
 

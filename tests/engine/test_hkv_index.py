@@ -16,20 +16,15 @@ from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.restore import put_in_slots
 from tests.support.helpers import new_table, with_segments
-from tests.support.table_audit import audit, audit_overflows, digests_of, overflows_of
+from tests.support.table_audit import digests_of, overflows_of
 
 each_bucket = pytest.mark.parametrize("bucket", [4, 16, 64])
 each_strategy = pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
 
 
 def new_index(backend, bucket, strategy="kLru", slots=512, most=512, load=1.0):
-    options = HkvOptions(
-        init_capacity=slots,
-        max_capacity=most,
-        max_bucket_size=bucket,
-        max_load_factor=load,
-        evict_strategy=strategy,
-    )
+    sizes = {"init_capacity": slots, "max_capacity": most, "max_bucket_size": bucket}
+    options = HkvOptions(**sizes, max_load_factor=load, evict_strategy=strategy)
     return HkvIndex(backend, key_dtype("int64"), "table", options, seed=0x7A5B20)
 
 
@@ -38,65 +33,36 @@ def some_keys(backend, count, seed=0):
     return backend.from_host(keys.astype(np.int64))
 
 
-def lines_with_keys_elsewhere(index):
-    """By the slots of the keys: what the bytes of an index say if no key has ever left it."""
+def assert_bytes_are_exact(index):
+    """The bytes say what the slots of keys say: so they do if no key has ever left the index."""
     held = index.entries()
     first, _, line = (index.backend.to_host(part) for part in index.homes_of(held.keys))
     lines = (first + line) // LINE
     is_elsewhere = index.backend.to_host(held.slots) // LINE != lines
     said = np.zeros(index.directory.num_slots // LINE, np.uint8)
     said[lines[is_elsewhere]] = 1
-    return said
+    np.testing.assert_array_equal(overflows_of(index), said)
+    return said.any()
 
 
 @each_bucket
 @each_strategy
-@pytest.mark.parametrize("count", [1, 40, 330])
-def test_insertion_notes_what_it_puts_elsewhere(backend, bucket, strategy, count):
-    index = new_index(backend, bucket, strategy)
-    index.insert_all(some_keys(backend, count))
-    said = overflows_of(index)
-    np.testing.assert_array_equal(said, lines_with_keys_elsewhere(index))
-    assert said.any() == (count == 330)
-
-
-@each_bucket
-@each_strategy
-def test_growth_writes_the_bytes_anew(backend, bucket, strategy):
+def test_bytes_say_what_insertion_growth_and_saved_slots_put_elsewhere(backend, bucket, strategy):
+    for count in (1, 40, 330):
+        index = new_index(backend, bucket, strategy)
+        index.insert_all(some_keys(backend, count))
+        assert assert_bytes_are_exact(index) == (count == 330)
     backend = with_segments(backend, 128)
     index = new_index(backend, bucket, strategy, slots=64, most=4096, load=0.8)
     for seed in range(12):
-        keys = some_keys(backend, 60, seed)
         index.make_room(60)
-        index.insert_all(keys, index.capacity)
-        np.testing.assert_array_equal(overflows_of(index), lines_with_keys_elsewhere(index))
-    assert len(index.directory.segments) > 4 and overflows_of(index).any()
-
-
-@each_bucket
-@each_strategy
-def test_an_index_made_from_saved_slots_has_the_same_bytes(backend, bucket, strategy):
-    backend = with_segments(backend, 128)
-    index = new_index(backend, bucket, strategy)
-    index.insert_all(some_keys(backend, 400))
-    held, other = index.entries(), index.empty_copy(512, index.seed)
+        index.insert_all(some_keys(backend, 60, seed), index.capacity)
+        is_any = assert_bytes_are_exact(index)
+    assert is_any and len(index.directory.segments) > 4
+    held, other = index.entries(), index.empty_copy(index.directory.num_slots, index.seed)
     put_in_slots(other, held.keys, held.slots, 0)
-    np.testing.assert_array_equal(overflows_of(other), overflows_of(index))
-    np.testing.assert_array_equal(digests_of(other), digests_of(index))
-    assert overflows_of(index).any()
-
-
-@each_bucket
-@each_strategy
-def test_slots_have_the_digests_of_their_keys_whoever_was_there_before(backend, bucket, strategy):
-    options = {"max_capacity": 256, "init_capacity": 128, "evict_strategy": strategy}
-    table = new_table(backend, 1, "hybrid", max_bucket_size=bucket, on_refused="ignore", **options)
-    keys = backend.to_host(some_keys(backend, 1200))
-    for part in np.split(keys, 12):
-        table.find_or_insert(part)
-        table.erase(part[::9])
-    assert table.num_evicted > 256
-    audit(table)
+    for of in (overflows_of, digests_of):
+        np.testing.assert_array_equal(of(other), of(index))
 
 
 def test_a_search_that_goes_on_reads_only_lines_with_the_digest_of_the_key(backend):
@@ -122,17 +88,14 @@ def test_what_was_put_elsewhere_is_found_after_its_own_line_has_room(backend, bu
     index = new_index(backend, bucket)
     keys = some_keys(backend, 400)
     index.insert_all(keys)
-    rows = backend.to_host(index.find(keys).rows)
-    elsewhere = backend.to_host(index.probe_lengths_of(index.entries())) > 1
-    entries = index.entries()
+    entries, before = index.entries(), overflows_of(index)
+    elsewhere = backend.to_host(index.probe_lengths_of(entries)) > 1
     assert elsewhere.any() and not elsewhere.all()
     index.erase(entries.keys[backend.from_host(~elsewhere)])
-    left = index.entries()
-    audit_overflows(index, type(left)(*(backend.to_host(part) for part in left)))
-    found = backend.to_host(index.find(keys).rows)
-    is_left = np.isin(backend.to_host(keys), backend.to_host(left.keys))
-    np.testing.assert_array_equal(found[is_left], rows[is_left])
-    assert is_left.sum() == elsewhere.sum()
+    np.testing.assert_array_equal(overflows_of(index), before)
+    found = backend.to_host(index.find(entries.keys).rows)
+    np.testing.assert_array_equal(found[elsewhere], backend.to_host(entries.rows)[elsewhere])
+    assert (found[~elsewhere] == np.uint32(NO_ROW)).all()
 
 
 @each_strategy

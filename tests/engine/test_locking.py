@@ -23,9 +23,37 @@ from tests.support.helpers import new_table
 from tests.support.own_process import in_child, run_limited
 from tests.support.steps import apply_updates
 from tests.support.table_audit import assert_lock_is_free, audit, audit_insides
-from tests.support.tripwire import AtEveryLine, CtrlC
+from tests.support.tripwire import AtEveryLine
 
 BACKEND = get_backend("cpu")  # a forked child has no GPU
+
+
+@contextlib.contextmanager
+def held_by_another_thread(lock):
+    taken, done = threading.Event(), threading.Event()
+
+    def keep():
+        with lock:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def run_both(*works):
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
@@ -52,7 +80,7 @@ def test_children_forked_while_threads_change_a_table_have_it_whole_or_are_told(
     for thread in threads:
         thread.start()
     try:
-        texts = [in_child(look) for _ in range(20)]
+        texts = [in_child(look) for _ in range(10)]
     finally:
         stop.set()
         for thread in threads:
@@ -66,22 +94,9 @@ def test_children_forked_while_threads_change_a_table_have_it_whole_or_are_told(
 
 def test_a_child_is_told_of_a_table_that_another_thread_was_using():
     table, other = new_table(BACKEND), new_table(BACKEND)
-    taken, done = threading.Event(), threading.Event()
-
-    def keep():
-        with table.lock:
-            taken.set()
-            done.wait()
-
-    thread = threading.Thread(target=keep)
-    thread.start()
-    taken.wait()
-    try:
+    with held_by_another_thread(table.lock):
         assert "forked while a table was in use" in in_child(lambda: table.lookup([1]))
         assert in_child(lambda: other.lookup([1]).num_without_row) == "0"
-    finally:
-        done.set()
-        thread.join()
     table.lookup([1])
     assert_lock_is_free(table)
 
@@ -118,12 +133,6 @@ def test_native_code_may_not_use_a_table_that_a_child_must_not():
         os._exit(table.record.is_settled)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert table.record.is_settled
-    taken, done = threading.Event(), threading.Event()
-
-    def keep():
-        with table.lock:
-            taken.set()
-            done.wait()
 
     def try_it():
         before = table.record.is_settled
@@ -131,14 +140,8 @@ def test_native_code_may_not_use_a_table_that_a_child_must_not():
             table.lookup([1])
         return before, table.record.is_settled, table.lock.state
 
-    thread = threading.Thread(target=keep)
-    thread.start()
-    taken.wait()
-    try:
+    with held_by_another_thread(table.lock):
         assert in_child(try_it) == "(0, 0, 0)"
-    finally:
-        done.set()
-        thread.join()
 
 
 # -------------------------------------------------------------------- the record
@@ -164,28 +167,6 @@ def test_a_table_is_settled_between_calls_and_not_within(backend):
         with_locks(tables[1:], lambda: (look(), 1 / 0))
     look()
     assert seen == [[0] * 3, [1] * 3, [0, 0, 1], [1] * 3, [1, 1, 0], [1, 1, 0], [1, 0, 0], [1] * 3]
-
-
-def test_a_table_is_settled_wherever_ctrl_c_is_pressed(backend):
-    tables = [new_table(backend, name=f"t{i}") for i in range(2)]
-    first = table_versions(tables)
-
-    def call(number):
-        keys = np.arange(8 * number, 8 * number + 8)
-        tables[0].lookup(keys)
-        with_locks(tables, lambda: None)
-
-    counting = CtrlC()
-    counting.run(lambda: call(0))
-    for at in range(1, counting.count):
-        with contextlib.suppress(KeyboardInterrupt):
-            CtrlC(at).run(lambda at=at: call(at))
-        for table in tables:
-            assert not table.is_changing
-            assert_lock_is_free(table)
-        with_locks(tables, lambda: None)
-        assert [table.record.is_settled for table in tables] == [1, 1]
-    assert table_versions(tables) != first
 
 
 def test_a_native_call_is_a_change_as_one_of_python_is(backend):
@@ -253,24 +234,6 @@ def test_a_table_whose_lock_is_taken_stays_until_it_is_given_back(in_a_cycle):
     assert record.lock.state == 0
 
 
-def test_a_record_serves_another_table_when_its_own_is_gone():
-    table = new_table(BACKEND)
-    table.lookup([1])
-    record = table.record
-    address, generation = ctypes.addressof(record), record.generation
-    record.num_native = 7
-    del table
-    gc.collect()
-    others = [new_table(BACKEND)]
-    while ctypes.addressof(others[-1].record) != address:  # others may have gone before it
-        others.append(new_table(BACKEND))
-        assert len(others) < 10_000
-    assert record.generation > generation
-    assert (record.num_native, record.is_settled) == (0, 0)
-    others[-1].lookup([1])
-    assert record.is_settled == 1
-
-
 def test_a_finalizer_of_what_holds_a_table_finds_it_whole():
     class Model:
         def __init__(self, table):
@@ -306,7 +269,6 @@ def test_a_finalizer_of_what_holds_a_table_finds_it_whole():
 
 TABLES = {
     "hbm": {"var_type": "hbm"},
-    "growing": {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 1024},
     "full": {"var_type": "hybrid", "max_capacity": 32, "on_refused": "ignore"},
 }
 
@@ -338,26 +300,16 @@ def test_a_change_within_a_change_is_refused(kind):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_predicate_may_use_the_table():
-    table = new_table(BACKEND)
+def test_a_predicate_may_use_the_table_and_raise(backend):
+    table = new_table(backend)
     table.lookup(np.arange(10))
+    with pytest.raises(ZeroDivisionError):
+        table.erase_if(lambda entries: 1 / 0)
+    assert not table.is_changing and table.record.is_settled
+    assert_lock_is_free(table)
     assert table.erase_if(lambda entries: table.lookup(entries.keys).values[:, 0] > 4) == 5
     assert table.size == 5
     audit(table)
-
-
-def test_a_predicate_that_raises_leaves_the_table_as_it_was(backend):
-    table = new_table(backend)
-    table.lookup(np.arange(10))
-
-    def fail(entries):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        table.erase_if(fail)
-    assert not table.is_changing and table.record.is_settled
-    assert_lock_is_free(table)
-    assert table.erase(np.arange(10)) == 10
 
 
 def test_a_child_cannot_write_the_rows_of_its_parents_far_file(tmp_path):
@@ -377,7 +329,7 @@ def test_a_child_cannot_write_the_rows_of_its_parents_far_file(tmp_path):
     assert in_child(lambda: new_table(BACKEND).lookup([1]).num_without_row) == "0"
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 14, 15, 16, 19, 34, 300])
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 300])
 def test_locks_of_many_tables_are_held_and_given_back(count):
     tables = [new_table(BACKEND) for _ in range(count)]
 
@@ -418,37 +370,29 @@ def test_updates_of_the_same_tables_in_other_orders_do_not_wait_for_each_other()
     grads = np.ones((1, 4), np.float32)
 
     def train(order):
-        for _ in range(100):
+        for _ in range(30):
             apply_updates([Update(table, SGD(), np.array([1]), grads) for table in order], 1.0, 1)
 
-    threads = [threading.Thread(target=train, args=(o,)) for o in (tables, tables[::-1])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-        assert not thread.is_alive()
-    assert all(table.lookup([1]).values[0, 0] == 1 - 200 for table in tables)
+    run_both(lambda: train(tables), lambda: train(tables[::-1]))
+    assert all(table.lookup([1]).values[0, 0] == 1 - 60 for table in tables)
 
 
 # -------------------------------------------------------------------- sizes that cannot be
 
 
-@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
-@pytest.mark.parametrize("dim", [0, -1, 2**28 + 1, 2**40])
-def test_a_dimension_that_cannot_be_is_refused(backend, var_type, dim):
-    with pytest.raises(ValueError, match=rf"dimension must be .* Received: {dim} for table 'huge'"):
-        new_table(backend, dim, var_type, name="huge")
-
-
-@pytest.mark.parametrize("count", [2**32, 2**60, 2**62, 2**70])
-def test_room_for_more_keys_than_can_be_is_refused(backend, count):
-    with pytest.raises(ValueError, match=f"init_capacity` of table 'huge' must be .*{count}"):
-        new_table(backend, name="huge", init_capacity=count)
+def test_sizes_that_cannot_be_are_refused(backend):
     for var_type in ("hbm", "hybrid"):
+        for dim in (0, -1, 2**28 + 1, 2**40):
+            text = rf"dimension must be .* Received: {dim} for table 'huge'"
+            with pytest.raises(ValueError, match=text):
+                new_table(backend, dim, var_type, name="huge")
         table = new_table(backend, var_type=var_type, name="huge")
         table.lookup([1])
-        with pytest.raises(ValueError, match=f"num_keys` of table 'huge' must be .*{count}"):
-            table.reserve(count)
+        for count in (2**32, 2**60, 2**62, 2**70):
+            with pytest.raises(ValueError, match=f"num_keys` of table 'huge' must be .*{count}"):
+                table.reserve(count)
+            with pytest.raises(ValueError, match=f"init_capacity` of table 'huge' .*{count}"):
+                new_table(backend, name="huge", init_capacity=count)
         assert table.size == 1
 
 

@@ -15,7 +15,7 @@ from tests.support.helpers import new_table
 
 CPU = get_backend("cpu")
 OPTIMIZERS = {"sgd": SGD(), "adagrad": Adagrad(), "adam": Adam(), "amsgrad": Adam(amsgrad=True)}
-KEYS = np.random.default_rng(0).permutation(200_003) * 2_654_435_761
+KEYS = np.random.default_rng(0).permutation(60_000) * 2_654_435_761
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -39,7 +39,7 @@ def row_of(dim, dtype, optimizer):
     return RowBytes.of(dim, dtype, len(OPTIMIZERS[optimizer].states) * dim)
 
 
-@pytest.mark.parametrize("num_keys", [1, 700, 14_999, 200_003])
+@pytest.mark.parametrize("num_keys", [1, 700, 50_000])
 @pytest.mark.parametrize(
     ("dim", "dtype", "optimizer"),
     [(1, "float32", "sgd"), (7, "bfloat16", "adagrad"), (64, "float32", "adam")],
@@ -53,8 +53,7 @@ def test_an_hbm_table_takes_what_is_planned(dim, dtype, optimizer, num_keys):
     assert (found.far_bytes, plan.far, plan.access_counts) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
-@pytest.mark.parametrize("num_keys", [700, 14_999, 200_003])
+@pytest.mark.parametrize(("num_keys", "strategy"), [(700, "kLru"), (50_000, "kLfu")])
 @pytest.mark.parametrize(
     ("dim", "dtype", "optimizer"),
     [(1, "float32", "sgd"), (7, "float16", "adagrad"), (16, "float32", "amsgrad")],

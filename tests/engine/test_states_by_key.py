@@ -20,20 +20,6 @@ def table(request, backend):
     return made
 
 
-@pytest.mark.parametrize("n", [0, 1, 33])
-def test_states_that_are_set_are_read(table, n):
-    backend = table.backend
-    rng = np.random.default_rng(n)
-    keys, values = rng.integers(0, 40, n), rng.normal(size=(n, DIM)).astype(np.float32)
-    table.assign_state("accumulator", backend.from_host(keys), backend.from_host(values))
-    expected = dict(zip(keys.tolist(), values, strict=True))  # of a repeated key the last
-    asked = np.array([*range(45), 0])
-    read = backend.to_host(table.read_state("accumulator", backend.from_host(asked)))
-    start = np.full(DIM, 0.25, np.float32)
-    np.testing.assert_array_equal(read, [expected.get(key, start) for key in asked.tolist()])
-    assert table.size == 40
-
-
 def test_a_state_of_a_key_without_a_row_is_refused(table):
     backend = table.backend
     keys = backend.from_host(np.array([1, 50, 51, 50]))

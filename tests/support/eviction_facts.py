@@ -1,8 +1,8 @@
-"""What must be true of a "hybrid" table after every call, whatever its threads did meanwhile.
+"""What must be true of a table after every call, whatever its threads did meanwhile.
 
-`Watched` drives a table beside an oracle. Which of several fair victims a key evicts depends on
-timing, so the oracle is told what went, and this module says whether it was allowed to go. Both the
-state machine of test_hkv.py and the sanitizers' job use it.
+`Watched` drives a table beside an oracle. Which of several fair victims a key of a "hybrid" table
+evicts depends on timing, so the oracle is told what went, and this module says whether it was
+allowed to go. The state machines of test_tables.py and the sanitizers' job use it.
 """
 
 from typing import NamedTuple
@@ -30,9 +30,12 @@ class Watched:
     def __init__(self, table, first_row):
         self.table = table
         self.backend = table.backend
-        self.oracle = ScoredTable(table.dim, first_row, table.options.evict_strategy)
+        self.is_hybrid = table.var_type == "hybrid"
+        strategy = table.evict_strategy or "kLru"
+        self.oracle = ScoredTable(table.dim, first_row, strategy, table.row_dtype.storage)
         self.inserted = self.evicted = self.refused = self.erased = 0
-        self.seen = {}  # the number of the lookup that last saw a key
+        # The number of the lookup that last saw a key, and of that after which it went.
+        self.seen, self.gone = {}, {}
 
     # ---------------------------------------------------------------- calls
 
@@ -81,11 +84,14 @@ class Watched:
         self.oracle.accumulate([keys[i] for i in add], values[add])
         self.settle(seen, before, None, put.__getitem__)
 
-    def write(self, name, keys, values):
+    def write(self, name, keys, *values):
         """`assign` or `accumulate`."""
-        getattr(self.table, name)(array(keys), values)
-        getattr(self.oracle, name)(keys, values)
-        # What is written counts as seen by the last lookup.
+        getattr(self.table, name)(array(keys), *values)
+        getattr(self.oracle, name)(keys, *values)
+        self.wrote(keys)
+
+    def wrote(self, keys):
+        """What is written counts as seen by the last lookup."""
         held = {key: self.oracle.now for key in keys if key in self.oracle.rows}
         self.seen.update(held)
         if self.oracle.strategy == "kLru":
@@ -100,11 +106,15 @@ class Watched:
         self._erased(self.table.erase_if(predicate), doomed)
 
     def expire(self, num_lookups):
-        # For kLru the two are one, and scores can be assigned.
-        seen = self.oracle.scores if self.oracle.strategy == "kLru" else self.seen
-        limit = self.oracle.now - num_lookups
-        doomed = [key for key in self.oracle.rows if seen[key] <= limit]
+        limit, seen = self.oracle.now - num_lookups, self.last_seen()
+        doomed = [key for key, number in seen.items() if number <= limit]
         self._erased(self.table.expire(num_lookups=num_lookups), doomed)
+
+    def last_seen(self):
+        """{key: number of the lookup that last saw it}; for kLru they are the scores."""
+        if self.oracle.strategy == "kLru":
+            return self.oracle.scores
+        return {key: self.seen[key] for key in self.oracle.rows}
 
     def assign_scores(self, keys, scores):
         self.table.assign_scores(array(keys), np.array(scores, np.uint64))
@@ -117,13 +127,18 @@ class Watched:
 
     def clear(self):
         self.table.clear()
-        self.oracle.drop(list(self.oracle.rows))
+        self._drop(list(self.oracle.rows))
         self.inserted = self.evicted = self.refused = self.erased = 0
 
     def _erased(self, count, keys):
-        expected = self.oracle.erase(keys)
-        assert count == expected
-        self.erased += expected
+        held = set(keys) & self.oracle.rows.keys()
+        assert count == len(held)
+        self._drop(held)
+        self.erased += count
+
+    def _drop(self, keys):
+        self.oracle.drop(keys)
+        self.gone.update(dict.fromkeys(keys, self.oracle.now))
 
     # ---------------------------------------------------------------- checks
 
@@ -178,9 +193,10 @@ class Watched:
             batch, before, after, came, refused, new_score if may_refuse else None, num_slots
         )
         scores = {key: new_score(key) for key in batch & after.keys()}
-        self.oracle.drop(gone)
+        self._drop(gone)
         for key in came:
-            self.oracle.rows[key] = np.array(new_row(key), np.float32)
+            self.oracle.rows[key] = np.array(new_row(key), self.oracle.dtype)
+            self.gone.pop(key, None)
         self.oracle.scores.update(scores)
         self.seen.update(dict.fromkeys(scores, self.oracle.now))
         self.inserted += len(came)
@@ -198,9 +214,12 @@ class Watched:
     def _check_victims(self, batch, before, after, came, refused, new_score, num_slots):
         index = self.table.index
         reserved = {index.key_dtype.empty_key, index.key_dtype.reclaim_key}
-        assert not reserved & refused
-        assert not reserved & (before.keys() - after.keys())
         gone = before.keys() - after.keys()
+        if not self.is_hybrid:
+            assert not gone and not refused
+            return
+        assert not reserved & refused
+        assert not reserved & gone
         if gone or refused:
             assert index.capacity == index.max_capacity, "evicted or refused before it was full"
         asked = sorted((came | refused) - reserved)
@@ -248,24 +267,26 @@ class Watched:
         np.testing.assert_array_equal(self.backend.to_host(rows), expected_rows)
         held = self.snapshot()
         assert {key: place.score for key, place in held.items()} == oracle.scores
-        assert table.size == len(held) <= table.capacity + 2
-        assert table.capacity <= table.options.max_capacity
-        assert table.num_lookups == oracle.now
         numbers = {place.row for place in held.values()}
         assert len(numbers) == len(held), "two keys share a row"
         assert all(row < table.store.num_rows for row in numbers)
-        assert table.store.num_rows <= table.options.max_capacity + 2
+        assert table.size == len(held) <= table.capacity + 2
+        assert table.num_lookups == oracle.now
+        counts = table.statistics()
+        if self.is_hybrid:
+            most = table.options.max_capacity
+            assert table.capacity <= most and table.store.num_rows <= most + 2
+            assert counts.longest_probe <= 2
+        else:  # searches stay short, erased slots and all
+            assert table.load_factor <= 0.7
+            assert counts.longest_probe <= max(1, table.capacity // 4) and counts.mean_probe < 4
         free = table.store.allocator.num_free
         assert free == table.store.num_rows - table.size, "a row was lost"
-        counts = table.statistics()
         assert counts.size == table.size and counts.capacity == table.capacity
-        assert (
-            counts.inserted_total,
-            counts.evicted_total,
-            counts.refused_total,
-            counts.erased_total,
-        ) == (*(self.inserted, self.evicted, self.refused, self.erased),)
-        assert counts.longest_probe <= 2
+        names = ("inserted", "evicted", "refused", "erased")
+        assert [getattr(counts, f"{name}_total") for name in names] == [
+            getattr(self, name) for name in names
+        ]
         asked = list(oracle.scores)
         assert self.backend.to_host(table.scores(array(asked))).tolist() == [
             oracle.scores[key] for key in asked

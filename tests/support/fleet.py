@@ -163,7 +163,7 @@ class Fleet:
                     np.testing.assert_array_equal(one, other)
         self.gradients.append(_Gradients(by_table, [gradient[:2] for gradient in gradients]))
 
-    def update(self, which=0, **options):
+    def update(self, which=0, of_gradient=False, **options):
         """Updates rows by gradients that wait: of all tables at once, and of each twin alone."""
         by_table, gradients = self.gradients.pop(which)
         self.step += 1
@@ -173,17 +173,13 @@ class Fleet:
         number_of = {i: number for number, places in by_table.items() for i in places}
 
         def updates(backend, tables, places):
-            return [
-                Update(
-                    tables[number_of[i]],
-                    self.kinds[number_of[i]].rule,
-                    tables[number_of[i]].key_dtype.from_int64(
-                        backend.xp, backend.from_host(gradients[i][0])
-                    ),
-                    backend.from_host(gradients[i][1]),
-                )
-                for i in places
-            ]
+            made = []
+            for i in places:
+                table, rule = tables[number_of[i]], self.kinds[number_of[i]].rule
+                keys, grads = map(backend.from_host, gradients[i])
+                keys = keys if of_gradient else table.key_dtype.from_int64(backend.xp, keys)
+                made.append(Update(table, rule, keys, grads, of_gradient=of_gradient))
+            return made
 
         apply_updates(updates(self.backend, self.tables, order), rate, self.step, **options)
         for number, places in by_table.items():
@@ -421,4 +417,5 @@ def play(fleet, seed, steps):
 
 def _update(fleet, rng):
     while fleet.gradients:
-        fleet.update(stochastic_rounding=bool(rng.random() < 0.3))
+        is_rounded, of_gradient = rng.random(2) < [0.3, 0.5]
+        fleet.update(of_gradient=bool(of_gradient), stochastic_rounding=bool(is_rounded))

@@ -4,19 +4,22 @@ import numpy as np
 
 
 class DictTable:
-    """A table as a dict from Python int to a row. `first_row(key)` gives a new key's row."""
+    """A table as a dict from Python int to a row. `first_row(key)` gives a new key's row.
 
-    def __init__(self, dim, first_row):
-        self.dim = dim
+    Deltas of float32 are summed as float64, all others in the dtype of the rows.
+    """
+
+    def __init__(self, dim, first_row, dtype=np.float32):
+        self.dim, self.dtype = dim, np.dtype(dtype)
         self.first_row = first_row
         self.rows = {}
 
     def find_or_insert(self, keys):
-        out = np.empty((len(keys), self.dim), np.float32)
+        out = np.empty((len(keys), self.dim), self.dtype)
         for i, key in enumerate(keys):
             key = int(key)
             if key not in self.rows:
-                self.rows[key] = np.array(self.first_row(key), np.float32)
+                self.rows[key] = np.array(self.first_row(key), self.dtype)
             out[i] = self.rows[key]
         return out
 
@@ -25,20 +28,21 @@ class DictTable:
 
     def insert_or_assign(self, keys, values):
         for key, value in zip(keys, values, strict=True):
-            self.rows[int(key)] = np.array(value, np.float32)
+            self.rows[int(key)] = np.array(value, self.dtype)
 
     def assign(self, keys, values):
         for key, value in zip(keys, values, strict=True):
             if int(key) in self.rows:
-                self.rows[int(key)] = np.array(value, np.float32)
+                self.rows[int(key)] = np.array(value, self.dtype)
 
     def accumulate(self, keys, deltas, scale=1.0):
-        total = {}
+        wide = np.dtype(np.float64) if self.dtype == np.float32 else self.dtype
+        zeros, scale, total = np.zeros(self.dim, wide), np.array(scale).astype(wide), {}
         for key, delta in zip(keys, deltas, strict=True):
-            total[int(key)] = total.get(int(key), 0) + np.asarray(delta, np.float64)
+            total[int(key)] = total.get(int(key), zeros) + np.asarray(delta, wide)
         for key, delta in total.items():
             if key in self.rows:
-                self.rows[key] = (self.rows[key] + scale * delta).astype(np.float32)
+                self.rows[key] = (self.rows[key] + scale * delta).astype(self.dtype)
 
     def accum_or_assign(self, keys, values, is_found):
         held = [int(key) in self.rows for key in keys]
@@ -58,7 +62,7 @@ class DictTable:
     def export(self):
         keys = sorted(self.rows)
         rows = [self.rows[key] for key in keys]
-        return keys, np.array(rows, np.float32).reshape(len(keys), self.dim)
+        return keys, np.array(rows, self.dtype).reshape(len(keys), self.dim)
 
 
 class ScoredTable(DictTable):
@@ -71,8 +75,8 @@ class ScoredTable(DictTable):
       scores: key -> Python int.
     """
 
-    def __init__(self, dim, first_row, strategy):
-        super().__init__(dim, first_row)
+    def __init__(self, dim, first_row, strategy, dtype=np.float32):
+        super().__init__(dim, first_row, dtype)
         self.strategy = strategy
         self.now = self.epoch = 0
         self.scores = {}

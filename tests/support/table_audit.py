@@ -172,6 +172,7 @@ def audit_record(table):
         address = store.backend.address(counts) if counts.size else None
         assert (accesses.counts, accesses.room) == (address, counts.size)
     allows = (READS | INSERTS) * isinstance(table.lock, TableLock)
+    assert allows or table.backend.name != "cpu", "native code may not use the table"
     assert record.allows == allows, f"native code takes the table for {record.allows=}"
     assert record.counts_repeats == table.counts_repeats, "native code counts keys otherwise"
     turns_away = table.may_turn_away(table.filter_ratio)

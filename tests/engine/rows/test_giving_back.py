@@ -10,20 +10,12 @@ from hypothesis.stateful import rule
 from scripts.bench.common.row_steps import ensure_state
 from tests.conftest import QUICK
 from tests.engine.rows.helpers import new_store
-from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
+from tests.engine.rows.test_tiers import KEYS, TierMachine
 from tests.support.forgetful import forgetful_backend
 from tests.support.helpers import new_table
 from tests.support.own_process import run_limited
 from tests.support.table_audit import audit
 from tests.support.tripwire import CtrlC
-
-# Of a program of its own: MB that it takes.
-RESIDENT = """
-        def resident():
-            with open("/proc/self/status") as status:
-                words = next(line.split() for line in status if line.startswith("VmRSS"))
-            return int(words[1]) / 1024
-"""
 
 
 def returned(store):
@@ -54,23 +46,6 @@ def test_whole_blocks_go_back_and_states_begin_anew():
     assert sorted(again.tolist()) == [4, 5, 6, 7, 16]
     assert (store.read(again, column="m") == 0.5).all()
     assert store.used_bytes == 17 * 32
-
-
-def test_a_state_that_comes_later_has_its_initial_value_everywhere():
-    backend = forgetful_backend()
-    store = new_store(backend, 4)
-    store.allocate(12)
-    store.release(np.arange(8, dtype=np.uint32))
-    store.give_back()
-    assert returned(store) == list(range(8))
-    forgotten = backend.num_forgotten
-    ensure_state(store, "m", 0.5)
-    assert backend.num_forgotten - forgotten == 8 * 16  # its initial value was written there
-    ensure_state(store, "v", 0.0, dim=1)
-    rows = store.allocate(20)
-    assert (store.read(rows, column="m") == 0.5).all()
-    assert (store.read(np.arange(8, 12, dtype=np.uint32), column="m") == 0.5).all()
-    assert (store.read(rows, column="v") == 0).all()
 
 
 def test_an_eighth_of_the_rows_that_are_held_stays_for_new_ones():
@@ -143,21 +118,6 @@ def test_all_memory_goes_back_if_no_row_is_held(backend, monkeypatch, tmp_path):
     assert (backend.to_host(store.read(rows, column="m")) == 0.5).all()
 
 
-def test_a_hot_far_row_gets_a_near_one_whose_memory_went_back():
-    table = DictTable(forgetful_backend(), 8, dim=4)
-    table.ensure_state("m")
-    table.insert(range(12))
-    table.erase(range(8))
-    table.store.give_back()
-    assert returned(table.store) == list(range(8))
-    lookup(table, [8, 9], 100)
-    table.rebalance()
-    assert table.near_keys() == {8, 9}
-    table.check()
-    table.insert(range(100, 120))
-    table.check()
-
-
 class GivingBack(TierMachine):
     """What keys hold stays as it is while the memory of others comes and goes."""
 
@@ -186,41 +146,6 @@ TestGivingBack = GivingBack.TestCase
 TestGivingBack.settings = settings(max_examples=30 if QUICK else 200, stateful_step_count=40)
 
 
-@pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
-def test_a_table_that_shrinks_and_grows_has_the_right_rows(var_type):
-    backend = forgetful_backend()
-    two_tiers = {"max_capacity": 1 << 12, "max_hbm_for_vectors": 300 * 16 / 2**30}
-    options = two_tiers if var_type == "hybrid" else {}
-    table = new_table(backend, 4, var_type, **options)
-    ensure_state(table.store, "m", 0.5)
-    rng = np.random.default_rng(0)
-    expected = {}
-    first, went = 0, 0
-    for _ in range(60):
-        # Keys come in order, so that old ones are neighbours.
-        keys = np.arange(first, first + int(rng.integers(1, 300)))
-        first += keys.size
-        values = rng.integers(-9, 9, (keys.size, 4)).astype(np.float32)
-        table.insert_or_assign(keys, values)
-        rows = table.find(keys)
-        assert (table.store.read(rows, "m") == 0.5).all()
-        table.store.write(rows, values + 100, column="m")
-        expected.update(zip(keys.tolist(), values, strict=True))
-        keep = int(rng.integers(0, 800))
-        gone = list(expected)[: max(0, len(expected) - keep)]
-        assert table.erase(np.array(gone, np.int64)) == len(gone)
-        for key in gone:
-            del expected[key]
-        went += len(returned(table.store)) > 0
-        audit(table)
-        held = np.array(list(expected), np.int64)
-        content = np.array(list(expected.values()), np.float32).reshape(-1, 4)
-        rows = table.find(held)
-        np.testing.assert_array_equal(table.store.read(rows), content)
-        np.testing.assert_array_equal(table.store.read(rows, "m"), content + 100)
-    assert went > 5
-
-
 def two_tiers(backend):
     near = 20 * 16 / 2**30
     table = new_table(backend, 4, "hybrid", max_capacity=1 << 10, max_hbm_for_vectors=near)
@@ -232,7 +157,7 @@ def two_tiers(backend):
 @pytest.mark.parametrize("what", ["goes", "comes back"])
 def test_ctrl_c_while_memory_goes_or_comes_back_leaves_the_table_whole(what):
     gone = np.arange(90)
-    for at in itertools.count(1, 7 if QUICK else 1):
+    for at in itertools.count(1, 7):
         table = two_tiers(forgetful_backend())
         rows = table.find(np.arange(100))
         table.store.write(rows, np.full((100, 4), 7, np.float32), column="m")
@@ -258,17 +183,20 @@ def test_ctrl_c_while_memory_goes_or_comes_back_leaves_the_table_whole(what):
     assert at > 30
 
 
-@pytest.mark.parametrize("how", ["erase", "expire", "clear"])
+@pytest.mark.parametrize("how", ["expire", "clear"])
 def test_memory_goes_back_to_the_system(how):
     # 64 + 64 + 64 bytes a key; the index has 16 more a slot.
-    program = f"""
+    program = """
         import sys
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.optimizers import Adagrad, Adam
         from scripts.bench.common.row_steps import ensure_state
         from tests.support.helpers import new_table
-{RESIDENT}
+
+        def resident():  # MB
+            return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
         table, n = new_table(get_backend("cpu"), 16), 1_500_000
         ensure_state(table.store, "m", 0.0)
         ensure_state(table.store, "accumulator", 0.1)
@@ -287,9 +215,7 @@ def test_memory_goes_back_to_the_system(how):
         for keys in half:
             fill(keys)
         full = resident()
-        {{"erase": lambda: table.erase(half[0]),
-          "expire": lambda: table.expire(num_lookups=10),
-          "clear": table.clear}}[sys.argv[1]]()
+        {"expire": lambda: table.expire(num_lookups=10), "clear": table.clear}[sys.argv[1]]()
         table.find(half[1][:100])
         after = resident()
         told = table.statistics().near_bytes
@@ -307,9 +233,7 @@ def test_memory_goes_back_to_the_system(how):
     assert again < full + 40
 
 
-@pytest.mark.parametrize("kind", ["hbm", "hybrid", "far file"])
-@pytest.mark.parametrize("removal", ["erase", "clear"])
-def test_entries_can_be_read_when_all_rows_went_back(tmp_path, kind, removal):
+def test_entries_can_be_read_when_all_rows_went_back(tmp_path):
     program = """
         import os, sys
         import numpy as np
@@ -317,24 +241,24 @@ def test_entries_can_be_read_when_all_rows_went_back(tmp_path, kind, removal):
         from sok_lite.engine.initializer_spec import make_initializer
         from sok_lite.engine.table import make_table
 
-        kind, removal, path = sys.argv[1:]
-        ones, options = make_initializer("ones", 16), {}
-        if kind == "far file":
-            kind, options = "hybrid", {"far_path": path, "max_hbm_for_vectors": 2**-14}
-        table = make_table(kind, get_backend("cpu"), 16, initializer=ones, **options)
-        keys = np.arange(200_000)
-        table.lookup(keys)
-        entries = table.export_chunk(0, table.num_slots)
-        table.erase(keys) if removal == "erase" else table.clear()
-        assert table.store.num_rows == 0
-        print(entries.values.shape == (len(keys), 16))
-        if options:
-            table.lookup(keys[:10_000] + len(keys))
-            table.clear()
-            print((entries.values == 1).all(), os.path.getsize(path) > 0)
-            del entries
-            table.find(keys)
-            print(os.path.getsize(path))
+        ones, keys = make_initializer("ones", 16), np.arange(200_000)
+        for kind, path in (("hbm", None), ("hybrid", None), ("hybrid", sys.argv[1])):
+            for is_erased in (True, False):
+                options = {"far_path": path, "max_hbm_for_vectors": 2**-14} if path else {}
+                table = make_table(kind, get_backend("cpu"), 16, initializer=ones, **options)
+                table.lookup(keys)
+                entries = table.export_chunk(0, table.num_slots)
+                table.erase(keys) if is_erased else table.clear()
+                assert table.store.num_rows == 0
+                assert entries.values.shape == (len(keys), 16)
+                if path:
+                    table.lookup(keys[:10_000] + len(keys))
+                    table.clear()
+                    assert (entries.values == 1).all() and os.path.getsize(path) > 0
+                    del entries
+                    table.find(keys)
+                    assert os.path.getsize(path) == 0
+                del table
+        print("read")
     """
-    printed = run_limited(program, kind, removal, tmp_path / "rows")
-    assert printed == ["True"] + (["True", "True", "0"] if kind == "far file" else [])
+    assert run_limited(program, tmp_path / "rows") == ["read"]

@@ -22,68 +22,6 @@ def test_rows_do_not_move_when_the_store_grows(backend):
     np.testing.assert_array_equal(backend.to_host(store.read(first)), values)
 
 
-def test_a_store_of_many_chunks_knows_them_all(backend):
-    store = new_store(backend, 4096)
-    expected = []
-    for number in range(37):
-        rows = store.allocate(1 << store.chunk_shift)
-        store.write(rows[:1], backend.from_host(np.full((1, 4096), number, np.float32)))
-        expected.append(int(rows[0]))
-    assert store.column().num_chunks >= 37
-    firsts = store.read(backend.from_host(np.array(expected, np.uint32)))
-    np.testing.assert_array_equal(backend.to_host(firsts)[:, 0], np.arange(37))
-
-
-def test_used_memory_counts_rows_and_states(backend):
-    store = new_store(backend)
-    ensure_state(store, "m", 0.0)
-    ensure_state(store, "v", 0.0, dim=1)
-    assert store.used_bytes == 0
-    store.allocate(10)
-    assert store.used_bytes == 10 * (3 + 3 + 1) * 4
-    assert store.num_bytes >= store.used_bytes
-
-
-def test_freed_rows_are_handed_out_again_with_fresh_state(backend):
-    store = new_store(backend)
-    ensure_state(store, "accumulator", 0.1)
-    rows = store.allocate(5)
-    store.write(rows, backend.from_host(np.ones((5, 3), np.float32)), column="accumulator")
-    store.release(rows[1:3])
-    again = store.allocate(3)
-    assert set(backend.to_host(again).tolist()) == {1, 2, 5}
-    np.testing.assert_allclose(
-        backend.to_host(store.read(again, column="accumulator")), np.float32(0.1)
-    )
-
-
-def test_a_state_made_late_covers_the_rows_that_are_there(backend):
-    store = new_store(backend)
-    rows = store.allocate(1 + (1 << 10))
-    ensure_state(store, "m", 0.5, dim=1)
-    assert backend.to_host(store.read(rows, column="m")).tolist() == [[0.5]] * int(rows.size)
-
-
-def test_running_out_of_memory_leaves_the_store_as_it_was(backend, monkeypatch):
-    store = new_store(backend)
-    ensure_state(store, "m", 0.0)
-    store.allocate(7)
-    real, calls = backend.zeros_chunk, []
-
-    def fails_on_second_column(num_bytes):
-        calls.append(num_bytes)
-        if len(calls) > 1:
-            raise MemoryError("no more")
-        return real(num_bytes)
-
-    monkeypatch.setattr(backend, "zeros_chunk", fails_on_second_column)
-    with pytest.raises(MemoryError):
-        store.allocate(1 << store.chunk_shift)
-    monkeypatch.undo()
-    assert {store.column(name).num_chunks for name in ("value", "m")} == {1}
-    assert backend.to_host(store.allocate(1)).tolist() == [7]
-
-
 # ---------------------------------------------------------------- two tiers
 
 
@@ -105,22 +43,6 @@ def test_near_rows_are_handed_out_first_and_freed_ones_before_new_ones(backend):
     assert sorted(backend.to_host(store.allocate(1)).tolist())[0] in (1, 2)
     assert set(backend.to_host(store.allocate(4)).tolist()) <= {1, 2, 4, 5, 7}
     assert store.num_rows == 8
-
-
-def test_memory_is_told_by_tier(backend):
-    store = new_store(backend, near_rows=64)
-    ensure_state(store, "v", 0.0, dim=1)
-    assert store.tier_bytes() == (0, 0, 0, 0)
-    store.allocate(100)
-    near_used, far_used, near, far = store.tier_bytes()
-    assert (near_used, far_used, near) == (64 * 16, 36 * 16, 64 * 16)
-    assert far >= far_used
-    assert store.used_bytes == near_used + far_used
-    assert store.num_bytes == near + far
-    everything = new_store(backend)
-    everything.allocate(100)
-    assert everything.tier_bytes()[:2] == (1200, 0)
-    assert everything.tier_bytes().far == 0
 
 
 class SmallDevice:
@@ -206,31 +128,6 @@ def test_far_memory_comes_in_pieces_that_grow(backend, monkeypatch):
     far_bytes = (store.num_rows - 1) * 64 * 4
     assert far_bytes <= sum(sizes) < 1.2 * far_bytes
     assert len(sizes) < 40  # 200 of the smallest
-
-
-def test_running_out_of_far_memory_leaves_the_store_as_it_was(backend, monkeypatch):
-    store = new_store(backend, near_rows=8)
-    ensure_state(store, "m", 0.5)
-    rows = store.allocate(7)
-    store.write(rows, backend.from_host(np.ones((7, 3), np.float32)))
-    real, calls = backend.far_chunk, []
-
-    def fails_on_second_column(num_bytes):
-        calls.append(num_bytes)
-        if len(calls) > 1:
-            raise MemoryError("no more")
-        return real(num_bytes)
-
-    monkeypatch.setattr(backend, "far_chunk", fails_on_second_column)
-    with pytest.raises(MemoryError):
-        store.allocate(2)
-    with pytest.raises(MemoryError):
-        store.reserve(2)
-    monkeypatch.undo()
-    assert store.column().num_chunks == store.column("m").num_chunks
-    assert store.tier_bytes().far == 0
-    assert backend.to_host(store.allocate(2)).tolist() == [7, 8]
-    assert (backend.to_host(store.read(rows)) == 1).all()
 
 
 def test_a_file_for_rows_that_are_all_near_is_refused(backend):
