@@ -234,6 +234,8 @@ DIFFERENCES = [
         for name, other in (("seed", 4), ("initializer", "uniform"))
     ],
     ("dimension of table 1 is 4 on rank 0 and 5 on rank 2.", {}, {"dim": 5}),
+    ("key_type of table 1 is", {}, {"key_type": "int32"}),
+    ("dtype of table 1 is", {}, {"dtype": "float16"}),
     (
         "gradients sent as bfloat16 of table 1 is False on rank 0 and True on",
         {},
