@@ -156,7 +156,7 @@ OLDEST_APIS = [
 ]
 OLDEST_SMOKES = [
     "tests/sok/test_sok_document.py",
-    "tests/bridge/test_embedding_lookup.py",
+    "tests/bridge/test_lookup.py",
     "tests/keras/test_features.py",
 ]
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge.tensor import empty, memory_of_call
 from tests.support import gpu_kernels
-from tests.support.gpu_kernels import KNOWN, Crossing, Watch, host_arguments
+from tests.support.gpu_kernels import KNOWN, Crossing
 from tests.support.public_calls import IN_GRAPHS, Calls
 
 
@@ -130,63 +130,6 @@ def test_what_programs_send_to_the_host_is_known(play):
     assert not gone, f"These are no more: take them out of {gpu_kernels.__file__}: {gone}."
 
 
-def found(build, where="joined.py"):
-    """Returns the crossings of what a function adds to a graph, as if a file of ours added it."""
-    watch = Watch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_kernels, "_adder", lambda: where)
-        watch.begin(patch)
-        with tf.Graph().as_default():
-            build()
-    return {(op, dtype) for _, op, dtype in watch.crossings}
-
-
-def values(dtype, shape=(None,)):
-    return tf.compat.v1.placeholder(dtype, shape)
-
-
-FAULTY = {
-    "no kernel": (lambda: tf.split(values(tf.int64), [2, 3]), ("SplitV", "int64")),
-    "a host argument": (
-        lambda: tf.reshape(values(tf.float32), tf.cumsum(values(tf.int64))),
-        ("Reshape", "int64"),
-    ),
-    "int32": (lambda: tf.identity(tf.cast(values(tf.int64), tf.int32)), ("Identity", "int32")),
-    "one of a list of types": (
-        lambda: tf.py_function(abs, [tf.cast(values(tf.int64), tf.int32)], tf.int64),
-        ("EagerPyFunc", "int32"),
-    ),
-    "put there": (lambda: on_host(tf.abs, values(tf.float32)), ("Abs", "float")),
-}
-SOUND = {
-    "a kernel": lambda: tf.split(values(tf.float32), [2, 3]),
-    "a shape": lambda: tf.reshape(values(tf.float32), tf.shape(values(tf.float32))[:1]),
-    "a function's int32": lambda: tf.identity(values(tf.int32)),
-    "a number": lambda: on_host(tf.abs, values(tf.float32, ())),
-    "texts": lambda: tf.strings.as_string(values(tf.float32)),
-    "bits": lambda: tf.concat([tf.bitcast(values(tf.float32), tf.uint32)] * 2, 0),
-}
-
-
-def on_host(function, tensor):
-    with tf.device("CPU:0"):
-        return function(tensor)
-
-
-@pytest.mark.parametrize(("build", "crossing"), FAULTY.values(), ids=FAULTY)
-def test_values_that_would_go_to_the_host_are_found(build, crossing):
-    assert found(build) == {crossing}
-
-
-@pytest.mark.parametrize("build", SOUND.values(), ids=SOUND)
-def test_what_stays_where_it_is_is_not(build):
-    assert not found(build)
-
-
-def test_the_operations_of_a_program_are_its_own():
-    assert not found(FAULTY["no kernel"][0], where=None)
-
-
 def test_new_crossings_fail_a_test(play):
     backend, crossing = play.backend, Crossing("tensor.py", "Empty", "uint16")
     play.watch.check()
@@ -195,21 +138,3 @@ def test_new_crossings_fail_a_test(play):
     with pytest.raises(AssertionError, match="take values to the host.*Empty.*uint16"):
         play.watch.check()
     play.watch.crossings.remove(crossing)
-
-
-@pytest.mark.parametrize(
-    ("op", "types", "expected"),
-    [
-        ("Identity", {"T": [tf.int64]}, set()),
-        ("Identity", {"T": [tf.int32]}, {"input", "output"}),
-        ("SplitV", {"T": [tf.int64], "Tlen": [tf.int64]}, None),
-        ("TensorListPopBack", {"element_dtype": [tf.int64]}, {"element_shape"}),
-        ("TensorListPopBack", {"element_dtype": [tf.uint32]}, None),
-        ("EagerPyFunc", {"Tin": [tf.int64, tf.string], "Tout": [tf.int64]}, None),
-        ("RaggedRange", {"T": [tf.int64]}, None),
-        # A GPU's own kernel comes before that of any device, which has all of it on the host.
-        ("Unique", {"T": [tf.int64], "out_idx": [tf.int32]}, set()),
-    ],
-)
-def test_the_record(op, types, expected):
-    assert host_arguments(op, types) == expected

@@ -88,22 +88,6 @@ def test_dense_gradients_pass_a_loop_that_calls_a_lookup(table, order):
     assert float(gradient()) == 3 * 2 * (1.0 + 2.0 + 3.0 + 3.0)
 
 
-@pytest.mark.parametrize("branch", [True, False])
-def test_a_gradient_comes_from_a_branch_that_looks_up(table, branch):
-    @tf.function
-    def gradient(chosen):
-        with tf.GradientTape() as tape:
-            loss = tf.cond(
-                chosen,
-                lambda: tf.reduce_sum(tf.nn.embedding_lookup(table, IDS)),
-                lambda: tf.constant(0.0),
-            )
-        return tape.gradient(loss, table)
-
-    found = tf.convert_to_tensor(gradient(tf.constant(branch)).values)
-    assert float(tf.reduce_sum(found)) == (8.0 if branch else 0.0)
-
-
 def pooled(table, ids, weights):
     weights = tf.RaggedTensor.from_tensor(weights) if weights is not None else None
     ids = tf.RaggedTensor.from_tensor(ids)

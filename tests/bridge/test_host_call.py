@@ -49,12 +49,6 @@ def test_a_profiler_of_tensorflow_shows_a_call_by_what_it_does(tmp_path):
     assert b"A_test_in_user_id_0_" in written.read_bytes()
 
 
-def test_a_table_may_have_any_name(mode):
-    table = sok_lite.DynamicVariable(2, initializer="ones", name="größe/商品")
-    look_up = mode(lambda: tf.nn.embedding_lookup(table, [1]))
-    np.testing.assert_array_equal(look_up(), [[1.0, 1.0]])
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -149,26 +143,22 @@ def test_a_call_begins_on_the_device_and_ends_with_a_wait(mode):
     assert backend.log == ["activate", "run", "wait"]
 
 
-def test_nothing_is_chosen_or_waited_for_on_a_cpu():
-    backend = Watched("cpu")
-    assert on_device(backend, lambda x: x + 1, 2) == 3
-    assert backend.log == []
-
-
-def test_a_call_that_fails_is_waited_for_as_well():
-    backend = Watched()
+@pytest.mark.parametrize(
+    ("name", "waits", "log_of_success", "log_of_failure"),
+    [
+        ("cpu", True, [], []),
+        ("cuda", True, ["activate", "wait"], ["activate", "wait"]),
+        ("cuda", False, ["activate"], ["activate", "wait"]),  # it gives nothing of the device
+    ],
+)
+def test_a_call_is_waited_for(name, waits, log_of_success, log_of_failure):
+    backend = Watched(name)
+    assert on_device(backend, int, "1", waits=waits) == 1
+    assert backend.log == log_of_success
+    backend.log.clear()
     with pytest.raises(ValueError, match="no"):
-        on_device(backend, int, "no")
-    assert backend.log == ["activate", "wait"]
-
-
-def test_a_call_that_gives_nothing_of_the_device_does_not_wait_unless_it_fails():
-    backend = Watched()
-    assert on_device(backend, int, "1", waits=False) == 1
-    assert backend.log == ["activate"]
-    with pytest.raises(ValueError, match="no"):
-        on_device(backend, int, "no", waits=False)
-    assert backend.log == ["activate", "activate", "wait"]
+        on_device(backend, int, "no", waits=waits)
+    assert backend.log == log_of_failure
 
 
 def test_an_interrupt_does_not_end_the_wait():

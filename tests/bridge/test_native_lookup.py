@@ -6,6 +6,7 @@ the second `record.allows` is 0, by which native code leaves all to Python.
 
 import contextlib
 import ctypes
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -49,44 +50,38 @@ COMBINERS = ("sum", "mean", "sqrtn")
 # Ids by the type of keys: some fit every type, some do not fit all.
 _SMALL = range(100)
 _UNIVERSE = {
-    "int64": [*_SMALL, -1, -7, -(2**31), 2**31 - 1, 2**40, 2**62, -(2**63)],
+    "int64": [*_SMALL, -1, -7, -(2**31), 2**31 - 1, 2**40, 2**62, 2**63 - 1, -(2**63)],
     "int32": [*_SMALL, -1, -7, -(2**31), 2**31 - 1],
-    "uint64": [*_SMALL, 2**31 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 2],
+    "uint64": [*_SMALL, 2**31 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1],
 }
 _OTHERS = {"int64": [2**63, 2**64 - 1], "int32": [2**31, 2**40], "uint64": [-1, -(2**63)]}
 _ID_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _ROWS = ("dense", "one each", "ragged", "ragged of int32", "sparse")
 
 
-class PartOfCall(NamedTuple):
-    """One table of a drawn lookup, without the batch.
+_INITIAL = {
+    "constant": lambda dim: 0.25,
+    "uniform": lambda dim: "uniform",
+    "normal": lambda dim: tf.keras.initializers.RandomNormal(1.0, 2.0, seed=7),
+    "truncated": lambda dim: tf.keras.initializers.TruncatedNormal(0.0, 2.0),
+    "row": lambda dim: np.arange(dim),
+    "matrix": lambda dim: MatrixInitializer(np.arange(5 * dim).reshape(5, dim)),
+}
 
-    Attributes:
-      table: which of the route's.
-      id_type: of the ids.
-      rows: how the batch is given, one of _ROWS.
-      weights: None, "same" rows as the ids, or their own: one of "ragged", "sparse", "dense".
-      combiner: of the rows.
-      width: ids of each dense row.
-    """
+
+class PartOfCall(NamedTuple):
+    """One table's part of a drawn lookup, without the batch."""
 
     table: int
     id_type: str
-    rows: str
-    weights: str | None
+    rows: str  # one of _ROWS
+    weights: str | None  # "same" rows as the ids, or their own: "ragged", "sparse" or "dense"
     combiner: str
-    width: int
+    width: int  # ids of each dense row
 
 
 class DrawnCall(NamedTuple):
-    """A lookup, without its batches.
-
-    Attributes:
-      parts: of `lookup_sparse`; of a local lookup one.
-      is_local: whether it is `tf.nn.embedding_lookup`.
-      options: its other arguments.
-      has_tape: whether its gradients are taken.
-    """
+    """A lookup, without its batches. A local one is `tf.nn.embedding_lookup`, of one part."""
 
     parts: tuple[PartOfCall, ...]
     is_local: bool
@@ -103,12 +98,15 @@ class Drawing:
         self.kinds = [names[seed % len(names)], *(self.one_of(names) for _ in range(2))]
         self.key_types = [self.one_of(("int64", "int64", "int32", "uint64")) for _ in self.kinds]
         self.dtypes = [self.one_of(FLOATS) for _ in self.kinds]
-        self.dims = [self.one_of((1, 3, 4, 8)) for _ in self.kinds]
+        self.dims = [self.one_of((1, 3, 4, 17)) for _ in self.kinds]
+        self.firsts = [_INITIAL[self.one_of(list(_INITIAL))](dim) for dim in self.dims]
+        self.reserved = 500 * self.is_so(0.5)  # native code inserts where there is room
         # And one whose rows are integers, which is looked up by itself.
         self.kinds.append("hbm")
         self.key_types.append("int64")
         self.dtypes.append(self.one_of(INTEGERS))
         self.dims.append(5)
+        self.firsts.append(None)
 
     def one_of(self, things):
         return things[self.rng.integers(len(things))]
@@ -118,8 +116,13 @@ class Drawing:
 
     def make(self):
         """Makes the tables."""
-        facts = zip(self.kinds, self.dims, self.key_types, self.dtypes, strict=True)
-        return [new_variable(kind, f"t{i}", *others) for i, (kind, *others) in enumerate(facts)]
+        facts = zip(self.kinds, self.dims, self.key_types, self.dtypes, self.firsts, strict=True)
+        made = [new_variable(kind, f"t{i}", *others) for i, (kind, *others) in enumerate(facts)]
+        for kind, each in zip(self.kinds, made, strict=True):
+            if self.reserved and not kind.startswith("full") and "tiers" not in kind:
+                each.table.reserve(self.reserved)
+                each.table.store.reserve(self.reserved)
+        return made
 
     # --------------------------------------------------------------------- what is called
 
@@ -161,7 +164,7 @@ class Drawing:
 
     def batch(self, part, known):
         """Returns (ids, weights) as tensors, the weights None or of their own."""
-        key_type, batch = self.key_types[part.table], int(self.rng.integers(0, 7))
+        key_type, batch = self.key_types[part.table], int(self.one_of((*range(7), 40, 150)))
         lengths = self.rng.integers(0, 4, batch)
         if part.rows in ("dense", "one each"):
             lengths[:] = part.width if part.rows == "dense" else 1
@@ -245,6 +248,70 @@ def runs(route, drawn):
     return run
 
 
+def keys_of(ids):
+    """Returns the keys, and where each row begins and ends."""
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.flat_values.numpy(), ids.row_splits.numpy()
+    if isinstance(ids, tf.SparseTensor):
+        lengths = np.bincount(ids.indices.numpy()[:, 0], minlength=int(ids.dense_shape[0]))
+        return ids.values.numpy(), np.concatenate([[0], np.cumsum(lengths)])
+    array = ids.numpy()
+    width = 1 if array.ndim == 1 else array.shape[1]
+    return array.reshape(-1), np.arange(len(array) + 1) * width
+
+
+def gradient_of(part, ids, weights, arrived):
+    """Returns {key: the float64 gradient of its row}, in the order of first occurrence.
+
+    None where weights all but cancel each other, so that float32 is far off.
+    """
+    keys, splits = keys_of(ids)
+    weights = np.ones(keys.size) if weights is None else weights.numpy().reshape(-1)
+    sums = {key: np.zeros(arrived.shape[-1]) for key in keys.tolist()}
+    for row, (begin, end) in zip(arrived, itertools.pairwise(splits), strict=True):
+        own = weights[begin:end].astype(np.float64)
+        by = {"sum": 1.0, "mean": own.sum(), "sqrtn": np.sqrt((own**2).sum())}[part.combiner]
+        if own.size and abs(by) < 0.1:
+            return None
+        for key, weight in zip(keys[begin:end].tolist(), own, strict=True):
+            sums[key] += weight / by * row
+    return sums
+
+
+def assert_gradients(drawn, ids, weights, outputs, of_tables):
+    """Compares gradients of the sum of all squares with the definition."""
+    own, expected = iter(weights), {}
+    for part, its, output in zip(drawn.parts, ids, outputs, strict=True):
+        given = None if part.weights is None or drawn.is_local else next(own)
+        arrived = 2 * tf.cast(output, tf.float64).numpy().reshape(-1, output.shape[-1])
+        if drawn.is_local:
+            its, part = tf.reshape(its, [-1]), part._replace(combiner="sum")
+        sums = gradient_of(part, its, getattr(given, "values", given), arrived)
+        expected.setdefault(part.table, []).append(sums)
+    for parts, (keys, values) in zip(expected.values(), of_tables, strict=True):
+        if None in parts:
+            continue
+        total, found = {}, {}
+        for sums in parts:
+            for key, row in sums.items():
+                total[key] = total.get(key, 0) + row
+        for key, row in zip(keys.numpy().tolist(), np.float64(values), strict=True):
+            found[key] = found.get(key, 0) + row
+        if not drawn.is_local:
+            assert keys.numpy().tolist() == [key for sums in parts for key in sums]
+        assert found.keys() == total.keys()
+        for key, row in total.items():
+            np.testing.assert_allclose(found[key], row, rtol=1e-3, atol=1e-4)
+
+
+def noted(variable):
+    """Returns what a table knows of its last gradient: (keys, rows, what else)."""
+    known = variable.table.row_cache.read()
+    kinds = (known.keys, ctypes.c_int64), (known.rows, ctypes.c_uint32)
+    keys, rows = ((kind * known.size).from_address(at)[:] if at else [] for at, kind in kinds)
+    return keys, rows, known[2:]
+
+
 def spec_of(value):
     """Returns the spec of an argument of a function, of any size."""
     if isinstance(value, tf.RaggedTensor):
@@ -259,13 +326,14 @@ class Program:
 
     Args:
       seed: of what is drawn.
+      is_compared: whether gradients are compared with the definition too, and what tables note.
 
     Attributes:
       num_native: lookups that ended without Python.
     """
 
-    def __init__(self, seed):
-        self.drawing = Drawing(seed)
+    def __init__(self, seed, is_compared=True):
+        self.drawing, self.is_compared = Drawing(seed), is_compared
         self.routes = both(self.drawing.make)
         self.calls = [self.drawing.call() for _ in range(5)]
         self.functions = {}
@@ -308,7 +376,7 @@ class Program:
         if drawing.is_so(0.2):
             missing = drawing.one_of((None, "initial", "zeros"))
             mode = lambda: sok.inference_mode(missing=missing)  # noqa: E731
-        updates = drawing.is_so(0.5) and drawing.one_of((0, 1))
+        updates = drawing.is_so(0.5) and drawing.one_of((0, 1, 2))
 
         def call(route):
             run = self.traced(route, number, ids, weights) if is_traced else runs(route, drawn)
@@ -318,6 +386,9 @@ class Program:
             count = LOOKUPS.native[0] - before
             assert count <= int(route.is_native)
             self.num_native += count
+            if of_tables and route.is_native and self.is_compared:
+                assert_gradients(drawn, ids, weights, outputs, of_tables)
+            known = [noted(each) for each in route.variables] if self.is_compared else None
             distinct = dict.fromkeys(part.table for part in drawn.parts)
             if of_tables and updates is not False:
                 gradients = [
@@ -325,7 +396,7 @@ class Program:
                     for (keys, values), table in zip(of_tables, distinct, strict=True)
                 ]
                 route.optimizers[updates].apply_gradients(gradients)
-            return outputs, of_tables, of_weights
+            return outputs, of_tables, of_weights, known
 
         return self.both(call)
 
@@ -396,7 +467,7 @@ class Program:
         table, keys = self.some_of(tables)
         grads = self.drawing.rng.normal(size=(keys.size, self.drawing.dims[table]))
         given = tf.IndexedSlices(tf.constant(grads, tf.float32), tf.constant(keys))
-        optimizer = self.drawing.one_of((0, 1))
+        optimizer = self.drawing.one_of((0, 1, 2))
         self.both(
             lambda route: (
                 route.optimizers[optimizer].apply_gradients([(given, route.variables[table])])
@@ -406,32 +477,13 @@ class Program:
 
 
 @pytest.mark.filterwarnings("ignore:Table 't. had no room")
-@pytest.mark.parametrize("seed", range(2 * len(KINDS)))
+@pytest.mark.parametrize("seed", range(len(KINDS)))
 def test_drawn_calls_have_the_same_bits_by_both_routes(seed):
     program = Program(seed)
     for number in range(30 if QUICK else 60):
         program.step(number)
     audit_both(*program.routes)
     assert program.num_native > 0
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-def test_rows_of_every_type_are_read_without_python(mode, dtype):
-    routes = both(lambda: [new_variable(dtype=dtype, dim=5)])
-    results = []
-    for route in routes:
-        (variable,) = route.variables
-        rows = np.arange(10).reshape(2, 5).astype("float32" if dtype in FLOATS else dtype)
-        variable.table.insert_or_assign([3, 4], rows)
-        give_room(variable.table)
-        look_up = mode(lambda keys, variable=variable: variable.sparse_read(keys, training=False))
-        with sok.inference_mode(missing="zeros"):
-            look_up(tf.constant([3]))
-            before = num_entries()
-            results.append(route.run(look_up, tf.constant([4, 9, 3])))
-        assert num_entries() - before == (not route.is_native)
-    assert results[0] == results[1] and len(results[0]) == 3
-    assert_equal(*routes)
 
 
 # ------------------------------------------------------------------------------- entries
@@ -478,19 +530,33 @@ LOOKUPS_OF_KEYS = {
     "not in training": pooled(ragged, training=False),
     "zeros": pooled(ragged, training=False, missing="zeros"),
     "rows": lambda variables, keys: tf.nn.embedding_lookup(variables[0], keys),
+    "rows, zeros": lambda variables, keys: variables[0].sparse_read(
+        keys, training=False, missing="zeros"
+    ),
     "rows of a matrix": lambda variables, keys: tf.gather(variables[1], tf.reshape(keys, [2, 2])),
 }
 
 
-@pytest.mark.parametrize("kind", ["hbm", "kLru", "kEpochLfu", "kLfu of repeats", "kCustomized"])
+TABLES_OF_KEYS = [
+    *[("hbm", "int64", "float32", "uniform"), ("kLru", "int32", "float16", "normal")],
+    *[("kEpochLfu", "int64", "float64", "constant"), ("kCustomized", "uint64", "bfloat16", "row")],
+    *[("kLfu of repeats", "int64", "float32", "matrix"), ("hbm", "int64", "float16", "truncated")],
+    *[("hbm", "uint64", "bfloat16", "matrix"), ("kLfu of all", "int64", "float32", "normal")],
+    *[("hbm", "int64", dtype, None) for dtype in INTEGERS],
+]
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("table", TABLES_OF_KEYS, ids=lambda table: " ".join(map(str, table)))
 @pytest.mark.parametrize("name", LOOKUPS_OF_KEYS)
-def test_a_lookup_of_known_keys_does_not_enter_python(mode, name, kind):
+def test_a_lookup_of_known_keys_or_with_room_does_not_enter_python(mode, name, table):
+    kind, key_type, dtype, first = table
     if name == "filtered" and kind == "hbm":
         pytest.skip("a table that keeps every key has no filter")
-    key_type, dtype = {"kLru": ("int32", "float16"), "kCustomized": ("uint64", "bfloat16")}.get(
-        kind, ("int64", "float32")
-    )
-    variables = [new_variable(kind, f"t{i}", 3, key_type, dtype) for i in range(2)]
+    if dtype in INTEGERS and not name.startswith("rows"):
+        pytest.skip("integers are not pooled")
+    first = first and _INITIAL[first](3)
+    variables = [new_variable(kind, f"t{i}", 3, key_type, dtype, first) for i in range(2)]
     for each in variables:
         each.table.lookup([5, 7, 9, 11])
         give_room(each.table)
@@ -503,139 +569,10 @@ def test_a_lookup_of_known_keys_does_not_enter_python(mode, name, kind):
         look_up(keys)
         counts.append(num_entries() - before)
     # There is room for the new key; where repeats count Python inserts it.
-    inserts = kind == "kLfu of repeats" and name not in ("zeros", "not in training")
+    inserts = kind == "kLfu of repeats" and name not in ("zeros", "not in training", "rows, zeros")
     assert counts == [0, 0, int(inserts), 0]
     for each in variables:
         audit(each.table)
-
-
-_INITIAL = {
-    "constant": lambda dim: 0.25,
-    "uniform": lambda dim: "uniform",
-    "normal": lambda dim: tf.keras.initializers.RandomNormal(1.0, 2.0, seed=7),
-    "truncated": lambda dim: tf.keras.initializers.TruncatedNormal(0.0, 2.0),
-    "row": lambda dim: np.arange(dim),
-    "matrix": lambda dim: MatrixInitializer(np.arange(5 * dim).reshape(5, dim)),
-}
-
-
-@pytest.mark.parametrize("initial", _INITIAL)
-@pytest.mark.parametrize(
-    "dtype, dim", [("float32", 8), ("float16", 3), ("bfloat16", 4), ("float64", 5)]
-)
-def test_missing_keys_give_their_initial_values_without_python(initial, dtype, dim):
-    def make():
-        first = _INITIAL[initial](dim)
-        return [new_variable("kLru", f"t{i}", dim, dtype=dtype, first=first) for i in range(2)]
-
-    routes, functions = both(make), []
-    for route in routes:
-        for each in route.variables:
-            each.table.lookup([1, 3, 5])
-
-        def look_up(keys, variables=route.variables):
-            one, other = variables
-            flat = tf.reshape(keys, [-1])
-            ids = [tf.RaggedTensor.from_row_lengths(flat, [3, 0, 5]) for _ in range(4)]
-            weights = [None, None, tf.cast(flat, tf.float32), tf.range(1.0, 9.0)]
-            with tf.GradientTape() as tape:
-                tape.watch(weights[2:])
-                rows = sok.lookup_sparse(
-                    [one, other, one, other],
-                    ids,
-                    [None, None, *map(ids[0].with_values, weights[2:])],
-                    combiners=["sum", "mean", "sqrtn", "mean"],
-                    training=False,
-                )
-                loss = tf.add_n([tf.reduce_sum(each**2) for each in rows])
-            return rows, tape.gradient(loss, weights[2:]), tf.nn.embedding_lookup(one, keys)
-
-        functions.append(tf.function(look_up, autograph=False))
-    entries = []
-    for keys in ([[1, 2], [3, 3], [7, 2], [2, -9]], [[1, 3], [5, 3], [1, 1], [5, 5]]):
-        with sok.inference_mode(missing="initial"):
-            before = num_entries()
-            results = [
-                route.run(function, tf.constant(keys, tf.int64))
-                for route, function in zip(routes, functions, strict=True)
-            ]
-            entries.append(num_entries() - before)
-        assert results[0] == results[1] and len(results[0]) == 3
-        assert_equal(*routes)
-    # Of the route by Python, and where the first gradient makes room for its keys.
-    assert entries == [4, 3]
-
-
-def new_keys_of(key_type):
-    """Returns batches of ids, the first of which are known: keys that repeat, also in the next
-    batch of the same table, keys of free rows, and the two that mark free slots."""
-    marks = {"int64": (2**63 - 1, -(2**63)), "uint64": (2**64 - 1, 2**64 - 2)}
-    rng = np.random.default_rng(1)
-    batches = [rng.integers(0, most, 40) for most in (20, 30, 30, 60, 100)]
-    return [
-        np.concatenate([batch.astype(key_type), np.array(marks[key_type], key_type)])
-        for batch in batches
-    ]
-
-
-@pytest.mark.parametrize(
-    "kind, initial, dtype, dim, key_type",
-    [
-        *[("hbm", "uniform", "float32", 8, "int64"), ("kLru", "normal", "float16", 3, "uint64")],
-        ("hbm", "truncated", "bfloat16", 4, "int64"),
-        ("kLfu of all", "constant", "float64", 5, "uint64"),
-        *[("hbm", "row", "float32", 7, "uint64"), ("kEpochLfu", "row", "bfloat16", 4, "int64")],
-        *[
-            ("hbm", "matrix", "float16", 4, "int64"),
-            ("kCustomized", "matrix", "float32", 1, "int64"),
-        ],
-    ],
-)
-@pytest.mark.parametrize("name", ["dense", "ragged", "weighted", "rows"])
-def test_new_keys_get_their_rows_without_python(mode, name, kind, initial, dtype, dim, key_type):
-    def make():
-        first = _INITIAL[initial](dim)
-        return [new_variable(kind, f"t{i}", dim, key_type, dtype, first) for i in range(2)]
-
-    routes, functions = both(make), []
-    batches = new_keys_of(key_type)
-    for route in routes:
-        # A state whose rows begin with 0.1, which new rows need.
-        optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
-        for each in route.variables:
-            each.table.reserve(500)
-            each.table.store.reserve(500)
-            give_room(each.table)
-        look_up = partial(LOOKUPS_OF_KEYS[name], route.variables)
-
-        def train(keys, look_up=look_up, optimizer=optimizer, tables=route.variables):
-            with tf.GradientTape() as tape:
-                rows = look_up(keys)
-                loss = tf.add_n([tf.reduce_sum(each**2) for each in tf.nest.flatten(rows)])
-            trained = tables[:1] if name == "rows" else tables
-            optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
-            return rows
-
-        functions.append((mode(look_up), train, optimizer))
-    entries = []
-    for number, keys in enumerate(batches):
-        count = 42 if name != "dense" else 4
-        keys = tf.constant(keys[-count:])
-        before = num_entries()
-        results = [
-            route.run(look_up, keys) for route, (look_up, *_) in zip(routes, functions, strict=True)
-        ]
-        entries.append(num_entries() - before)
-        assert results[0] == results[1]
-        assert_equal(*routes)
-        for route, (_, train, _) in zip(routes, functions, strict=True):
-            route.run(train, keys)
-            if number == 2:  # from now on rows are free
-                for each in route.variables:
-                    each.table.erase(np.arange(0, 30, 2).astype(key_type))
-        assert_equal(*routes)
-    assert entries == [1] * len(batches)  # of Python's route
-    audit_both(*routes)
 
 
 @pytest.mark.parametrize("kind", ["hbm", "kLfu of all"])
@@ -780,18 +717,14 @@ def in_a_pipeline(variables):
 
 
 KEPT = ragged_at([0, 1, 3])
-# Calls that raise, of an "hbm" table, one of int32 keys, one of uint64 keys, and one that is full.
+# Calls that raise, of an "hbm" table, one of int32 keys, one of uint64 keys, and one that is full:
+# those that are hardly drawn.
 WRONG = {
-    "splits that fall": of_ids(ragged_at([0, 3, 1, 3])),
     "splits that fall, of the second": of_ids(KEPT, ragged_at([0, 3, 1, 3])),
-    "splits that end too early": of_ids(ragged_at([0, 1, 2])),
-    "splits that end too late": of_ids(ragged_at([0, 1, 4])),
-    "splits that begin late": of_ids(ragged_at([1, 2, 3])),
     "splits below 0": of_ids(ragged_at([-1, 2, 3])),
     "splits of no rows": of_ids(ragged_at([0])),
     "splits of no rows and no keys": of_ids(ragged_at([2], np.array([], np.int64))),
     "no splits": of_ids(ragged_at([])),
-    "splits that fall, not in training": of_ids(ragged_at([0, 3, 1, 3]), training=False),
     "rows that fall": of_ids(sparse_at([1, 0, 2])),
     "rows out of range": of_ids(sparse_at([0, 1, 3])),
     "rows below 0": of_ids(sparse_at([-1, 1, 2])),
@@ -802,17 +735,7 @@ WRONG = {
         tf.SparseTensor([[0, 0], [1, 0]], tf.constant([5, 7], tf.int64), [2, 1]),
         tf.SparseTensor([[0, 0], [1, 0]], tf.constant([2**31, 7], tf.int64), [2, 1]),
     ),
-    "keys beyond int32": of_ids(KEPT, np.array([5, 2**31])),
-    "keys below int32": of_ids(KEPT, np.array([5, -(2**31) - 1])),
     "uint64 keys beyond int32": of_ids(KEPT, np.array([5, 2**32 + 5], np.uint64)),
-    "keys beyond int64": of_ids(np.array([5, 2**63], np.uint64)),
-    "keys below 0": lambda variables: tf.nn.embedding_lookup(variables[2], [5, -1]),
-    "int32 keys below 0": lambda variables: tf.nn.embedding_lookup(
-        variables[2], tf.constant([5, -1], tf.int32)
-    ),
-    "fewer weights": of_weights(ragged_at([0, 1, 2], [1.0, 2.0])),
-    "weights of other rows": of_weights(ragged_at([0, 1, 3], [1.0, 2.0, 3.0])),
-    "weights of more rows": of_weights(ragged_at([0, 2, 3, 3], [1.0, 2.0, 3.0])),
     "weights in rows that fall": of_weights(sparse_at([1, 0, 0], 2, [1.0, 2.0, 3.0])),
     "weights of sparse rows": of_weights(
         sparse_at([0, 1, 2], 3, [1.0, 2.0, 3.0]), sparse_at([0, 1, 1])

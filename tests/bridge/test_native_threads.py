@@ -13,7 +13,7 @@ import sok_lite as sok
 from sok_lite.engine.work_counters import LOOKUPS, UPDATES
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
-from tests.support.helpers import give_room
+from tests.support.helpers import give_room, run_threads
 from tests.support.own_process import in_child
 from tests.support.routes import counts_of, new_variable
 from tests.support.table_audit import assert_lock_is_free, audit
@@ -27,22 +27,7 @@ NUM_KEYS = 400  # that threads look up; others are inserted and erased beside
 
 def in_threads(*works):
     """Does things at once; raises what one of them raises."""
-    errors = []
-
-    def do(work):
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=do, args=(work,), daemon=True) for work in works]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(600)
-        assert not each.is_alive(), "a thread hangs"
-    if errors:
-        raise errors[0]
+    run_threads(lambda number: works[number](), len(works))
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
@@ -266,11 +251,7 @@ def test_an_interrupt_in_a_lookup_that_python_goes_on_with(kind, name):
 @pytest.mark.parametrize("name", ["pooled", "rows"])
 def test_a_function_whose_table_is_gone_leaves_the_next_one_alone(name):
     variables = [new_variable()]
-    calls = {
-        "pooled": lambda keys: sok.lookup_sparse([variables[0]], [keys], combiners=["sum"]),
-        "rows": lambda keys: tf.nn.embedding_lookup(variables[0], keys),
-    }
-    function = tf.function(calls[name])
+    function = tf.function(lambda keys: lookups(variables[0])[name](keys))
     keys = tf.constant([1, 2, 3])
     function(keys)
     before = num_entries()

@@ -56,7 +56,8 @@ def test_drawn_writes(kind, dtype, key_type):
     num_native = 0
     for number in range(32):
         name = "assign" if number < 2 else list(WRITES)[rng.integers(4)]
-        keys = tf.constant(rng.integers(0, 3 + number // 6, 1 + rng.integers(100)), key_type)
+        count = 2000 if number == 30 else max(number < 2, rng.integers(100))  # long sums, and none
+        keys = tf.constant(rng.integers(0, 3 + number // 6, count), key_type)
         rows = tf.cast(rng.integers(-9, 9, (len(keys), 4)), dtype)
         is_known = has_all(routes[0].variables[0], keys.numpy())
         adds_natively = dtype in ("float32", "float16", "bfloat16")
@@ -87,19 +88,6 @@ def test_rows_end_where_a_dict_has_them():
     }
 
 
-@pytest.mark.parametrize("name", ["scatter_add", "assign"])
-def test_keys_of_many_items(name):
-    rng = np.random.default_rng(2)
-    routes = both(lambda: [new_variable(dim=7)])
-    functions = [writing(route.variables[0], name) for route in routes]
-    keys = rng.integers(0, 3, 2000)
-    for route in routes:
-        route.variables[0].table.insert_or_assign([0, 1, 2], np.ones((3, 7), np.float32))
-    rows = rng.normal(size=(2000, 7)).astype(np.float32)
-    assert write_both(routes, functions, tf.constant(keys), tf.constant(rows)) == 0
-    assert_equal(*routes)
-
-
 def test_a_write_that_does_not_fit_changes_nothing_and_says_why():
     routes = both(lambda: [new_variable()])
     functions = [writing(route.variables[0], "assign") for route in routes]
@@ -112,13 +100,6 @@ def test_a_write_that_does_not_fit_changes_nothing_and_says_why():
             said.append(said_in(got.value))
         assert said[-1] == said[-2]
         assert_equal(*routes)
-
-
-def test_no_keys_are_written():
-    routes = both(lambda: [new_variable()])
-    functions = [writing(route.variables[0], "assign") for route in routes]
-    write_both(routes, functions, tf.zeros([0], tf.int64), tf.ones([0, 3]))
-    assert_equal(*routes)
 
 
 # ---- TFRA's

@@ -83,25 +83,18 @@ def test_a_part_or_another_view_of_a_result_is_a_tensor_of_its_own(play, part):
     np.testing.assert_array_equal(other, part(expected))
 
 
-def test_what_the_backend_allocated_is_copied(play):
-    def run():
+def test_what_the_backend_allocated_is_copied_and_a_call_ends_when_its_last_write_has(play):
+    def run(x):
         array = play.backend.xp.arange(100)
         tensor = to_tensor(array, tf.int64, play.backend)
         array[...] = 0  # its memory may serve others from now on
-        return tensor
-
-    np.testing.assert_array_equal(on_device(play.backend, run), np.arange(100))
-
-
-def test_a_call_ends_when_its_last_write_has(play):
-    def run(x):
-        array = to_array(x, play.backend) + 1
-        result = to_tensor(array, tf.float32, play.backend)
+        result = to_tensor(to_array(x, play.backend) + 1, tf.float32, play.backend)
         # Nothing has been waited for: else this test, and many more, could not fail.
         assert not np.array_equal(np.asarray(result), [2.0, 3.0])
-        return result
+        return tensor, result
 
-    result = on_device(play.backend, run, tf.constant([1.0, 2.0]))
+    tensor, result = on_device(play.backend, run, tf.constant([1.0, 2.0]))
+    np.testing.assert_array_equal(tensor, np.arange(100))
     np.testing.assert_array_equal(result, [2.0, 3.0])
 
 
@@ -123,19 +116,15 @@ def test_memory_is_kept_until_the_end_of_a_call(play):
     np.testing.assert_array_equal(on_device(play.backend, run), rows[order][1:])
 
 
-def test_memory_is_not_kept_longer(play):
+def test_memory_is_not_kept_longer_and_that_of_another_gpu_is_refused(play):
     on_device(play.backend, lambda: empty((3,), tf.int64, play.backend))
     with pytest.raises(RuntimeError, match="outside of `on_device`"):
         to_array(tf.constant([1]), play.backend)
-
-
-def test_memory_of_another_gpu_is_refused_with_the_way_out(play):
     play.pointer.device = 3
     text = "on GPU 3 and the tables of this process are on GPU 0. Call sok_lite.init"
-    with pytest.raises(ValueError, match=text):
-        on_device(play.backend, to_array, tf.constant([1]), play.backend)
-    with pytest.raises(ValueError, match=text):
-        on_device(play.backend, empty, (2,), tf.int64, play.backend)
+    for call in ((to_array, tf.constant([1])), (empty, (2,), tf.int64)):
+        with pytest.raises(ValueError, match=text):
+            on_device(play.backend, *call, play.backend)
 
 
 @pytest.mark.usefixtures("initialised")
@@ -220,22 +209,17 @@ def test_updates_that_nothing_else_waits_for_keep_no_more_than_a_few(play, mode)
     assert not left_behind()
 
 
-def test_an_update_that_fails_waits(play, trained):
-    table, _ = trained
-    gradient = tf.IndexedSlices(tf.fill([1, 3], np.nan), tf.constant([5], tf.int64))
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0), on_nonfinite="error")
-    tf.nn.embedding_lookup(table, [5])
-    with pytest.raises(ValueError, match="NaN"):
-        optimizer.apply_gradients([(gradient, table)])
-    assert not left_behind()
-
-
-def test_tensorflow_gets_what_an_update_keeps(play, trained):
+def test_tensorflow_gets_what_an_update_keeps_and_one_that_fails_waits(play, trained):
     table, step = trained
     step()
     assert left_behind()
     play.has_room = lambda: not left_behind()
     np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [7]), [[-1.0] * 3])
+    gradient = tf.IndexedSlices(tf.fill([1, 3], np.nan), tf.constant([5], tf.int64))
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0), on_nonfinite="error")
+    with pytest.raises(ValueError, match="NaN"):
+        optimizer.apply_gradients([(gradient, table)])
+    assert not left_behind()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
@@ -356,16 +340,15 @@ def test_a_table_is_not_made_where_each_thread_has_a_stream(play, monkeypatch):
         sok.DynamicVariable(4)
 
 
-def test_a_capsule_that_does_not_wait_for_tensorflow_is_found(streams):
+def test_what_does_not_wait_for_tensorflow_is_found(streams, monkeypatch):
+    """A capsule; an operation."""
+    table, text = sok.DynamicVariable(4, "ones"), "TensorFlow's operation on TensorFlow's stream"
     streams.capsule_waits = False
-    with pytest.raises(Race, match="TensorFlow's operation on TensorFlow's stream"):
+    with pytest.raises(Race, match=text):
         on_device(streams.backend, lambda: to_array(tf.constant([1.0]), streams.backend) + 1)
-
-
-def test_an_operation_that_does_not_wait_for_tensorflow_is_found(streams, monkeypatch):
+    streams.capsule_waits = True
     monkeypatch.setattr(type(streams.backend), "synchronize_device", lambda self: None)
-    table = sok.DynamicVariable(4, "ones")
-    with pytest.raises(Race, match="TensorFlow's operation on TensorFlow's stream"):
+    with pytest.raises(Race, match=text):
         tf.nn.embedding_lookup(table, tf.constant([3, 5], tf.int64))
 
 

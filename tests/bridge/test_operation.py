@@ -9,13 +9,14 @@ import sok_lite as sok
 v1 = tf.compat.v1
 
 
-def before(operation):
-    """All operations that an operation waits for."""
+def before(operation, by_inputs=True):
+    """All operations that an operation waits for: as it says, or for its inputs too."""
     found, waiting = set(), [operation]
     while waiting:
         one = waiting.pop()
-        for other in [*one.control_inputs, *(each.op for each in one.inputs)]:
-            if other not in found:
+        inputs = [each.op for each in one.inputs] if by_inputs else []
+        for other in [*one.control_inputs, *inputs]:
+            if other not in found and (by_inputs or other.type.startswith("Sok")):
                 found.add(other)
                 waiting.append(other)
     return found
@@ -55,17 +56,6 @@ def test_writes_and_lookups_of_a_function_have_their_order(is_within_tf1):
     assert lookup in before(second)
 
 
-def waits_for(op):
-    """The operations on tables that TensorFlow has done before one begins."""
-    before, left = set(), [op]
-    while left:
-        for each in left.pop().control_inputs:
-            if each.type.startswith("Sok") and each not in before:
-                before.add(each)
-                left.append(each)
-    return before
-
-
 @pytest.mark.parametrize("num_tables", [1, 3])
 def test_lookups_and_updates_of_a_table_are_ordered_by_its_handle(num_tables):
     """The turn, which all calls take, is not the only thing that has them in order."""
@@ -84,8 +74,8 @@ def test_lookups_and_updates_of_a_table_are_ordered_by_its_handle(num_tables):
     first, second = (each for each in graph.get_operations() if each.type == "SokLookup")
     (update,) = (each for each in graph.get_operations() if each.type == "SokUpdate")
     assert len([each for each in update.inputs if each.dtype == tf.resource]) == num_tables
-    assert first in waits_for(update)
-    assert update in waits_for(second)
+    assert first in before(update, by_inputs=False)
+    assert update in before(second, by_inputs=False)
     for rows, expected in zip(function(), (1, 0), strict=True):
         np.testing.assert_array_equal(rows, np.full((2, 2), expected))
 

@@ -1,7 +1,5 @@
 """Derivatives of derivatives: right, or refused by name; and what several tapes go on doing."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -54,40 +52,22 @@ def to_dense(gradient):
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, NUM_ROWS)
 
 
-def second_by(table, sources, ids, weights):
+def second_by(table, source, ids, weights):
     """The gradients of a lookup, and those of their squares, which ask for what is refused."""
+    watched = [] if weights is None else [weights]
     with tf.GradientTape() as outer:
-        outer.watch([] if weights is None else weights)
+        outer.watch(watched)
         with tf.GradientTape() as inner:
-            inner.watch([] if weights is None else weights)
+            inner.watch(watched)
             total = tf.reduce_sum(table_lookup(table, "mean", ids, weights))
             if weights is None:
                 total = total**2  # of a sum alone the gradient does not depend on the rows
-        firsts = inner.gradient(total, [table] if weights is None else [table, weights])
-        squares = [tf.reduce_sum(getattr(each, "values", each) ** 2) for each in firsts]
-        number = tf.add_n(squares)
-    return outer.gradient(number, sources)
+        firsts = inner.gradient(total, [table, *watched])
+        number = tf.add_n([tf.reduce_sum(getattr(each, "values", each) ** 2) for each in firsts])
+    return outer.gradient(number, source)
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("by", ["the table", "weights"])
-def test_a_second_derivative_of_lookup_sparse_is_refused(mode, by, weighted):
-    """By weights the gradient depends on the rows even where the loss is a sum."""
-    if by == "weights" and not weighted:
-        pytest.skip("there are none")
-    table, (ids, weights) = a_table(), a_batch()
-    weights = weights if weighted else None
-    before = sok.export(table)[1].numpy()
-    source = table if by == "the table" else weights
-    text = f"lookup_sparse in '{table.name}' has no second derivative.*tf.nn.embedding_lookup"
-    with pytest.raises(REFUSALS, match=text):
-        mode(lambda: second_by(table, source, ids, weights))()
-    np.testing.assert_array_equal(sok.export(table)[1], before)
-
-
-def test_it_is_refused_where_a_tape_is_around_a_function():
-    table, (ids, weights) = a_table(), a_batch()
-
+def around_a_function(table, source, ids, weights):
     @tf.function
     def first():
         with tf.GradientTape() as tape:
@@ -99,50 +79,57 @@ def test_it_is_refused_where_a_tape_is_around_a_function():
     with tf.GradientTape() as tape:
         tape.watch(weights)
         number = tf.reduce_sum(first())  # nobody has asked for a second derivative yet
-    with pytest.raises(REFUSALS, match="no second derivative"):
-        tape.gradient(number, weights)
+    return tape.gradient(number, weights)
 
 
-def test_it_is_refused_in_a_branch_and_in_a_loop():
+@tf.function
+def in_a_branch(table, source, ids, weights, flag):
+    none = tf.zeros_like(weights)
+    return tf.cond(flag, lambda: second_by(table, weights, ids, weights), lambda: none)
+
+
+@tf.function
+def in_a_loop(table, source, ids, weights):
+    total = tf.zeros_like(weights)
+    for _ in tf.range(2):
+        total += second_by(table, weights, ids, weights)
+    return total
+
+
+@pytest.mark.parametrize("by", ["the table", "the table, weighted", "weights"])
+@pytest.mark.parametrize("where", ["a tape", "around a function", "a branch", "a loop"])
+def test_a_second_derivative_of_lookup_sparse_is_refused(mode, where, by):
+    """By weights the gradient depends on the rows even where the loss is a sum."""
     table, (ids, weights) = a_table(), a_batch()
-
-    def second():
-        with tf.GradientTape() as outer:
-            outer.watch(weights)
-            with tf.GradientTape() as inner:
-                inner.watch(weights)
-                total = tf.reduce_sum(table_lookup(table, "mean", ids, weights) ** 2)
-            number = tf.reduce_sum(inner.gradient(total, weights) ** 2)
-        return outer.gradient(number, weights)
-
-    in_a_branch = tf.function(lambda flag: tf.cond(flag, second, lambda: tf.zeros_like(weights)))
-    np.testing.assert_array_equal(in_a_branch(tf.constant(False)), np.zeros(len(weights)))
-    with pytest.raises(REFUSALS, match="no second derivative"):
-        in_a_branch(tf.constant(True))
-
-    @tf.function
-    def in_a_loop():
-        total = tf.zeros_like(weights)
-        for _ in tf.range(2):
-            total += second()
-        return total
-
-    with pytest.raises(REFUSALS, match="no second derivative"):
-        in_a_loop()
+    weights = None if by == "the table" else weights
+    source = weights if by == "weights" else table
+    if where != "a tape" and by != "weights":
+        pytest.skip("once is enough")
+    before, given = sok.export(table)[1].numpy(), (table, source, ids, weights)
+    call = {
+        "a tape": mode(lambda: second_by(*given)),
+        "around a function": lambda: around_a_function(*given),
+        "a branch": lambda: in_a_branch(*given, tf.constant(True)),
+        "a loop": lambda: in_a_loop(*given),
+    }[where]
+    text = f"lookup_sparse in '{table.name}' has no second derivative.*tf.nn.embedding_lookup"
+    with pytest.raises(REFUSALS, match=text):
+        call()
+    if where == "a branch":
+        assert not np.any(in_a_branch(*given, tf.constant(False)))
+    np.testing.assert_array_equal(sok.export(table)[1], before)
 
 
 def test_it_is_refused_in_a_session():
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         table, (ids, weights) = sok.DynamicVariable(DIM), a_batch()
         total = tf.reduce_sum(table_lookup(table, "sqrtn", ids, weights) ** 2)
         (first,) = tf.gradients(total, [weights])
         (second,) = tf.gradients(tf.reduce_sum(first), [weights])
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
-            session.run(sok.assign(table, np.arange(NUM_ROWS), some_rows()))
-            assert np.isfinite(session.run(first)).all()
-            with pytest.raises(REFUSALS, match="no second derivative"):
-                session.run(second)
+        session.run(tf.compat.v1.global_variables_initializer())
+        assert np.isfinite(session.run(first)).all()
+        with pytest.raises(REFUSALS, match="no second derivative"):
+            session.run(second)
 
 
 def penalised(lookup, rows, ids, weights, dense):
@@ -191,46 +178,31 @@ def test_second_derivatives_of_embedding_lookup_are_tensorflows(mode):
 # ---- programs with several tapes that want no second derivative go on ---------------------------
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_second_tape_for_the_dense_part_costs_no_exchange(mode, persistent):
+@pytest.mark.parametrize("way", ["tape", "persistent tape", "function between"])
+def test_the_second_derivative_of_the_dense_part_costs_no_exchange(mode, way):
+    """TensorFlow derives all outputs of a function's gradient, those of rows among them."""
     table, (ids, weights) = a_table(), a_batch()
-    dense = tf.Variable(tf.ones([DIM, 1]))
+    dense, is_persistent = tf.Variable(tf.ones([DIM, 1])), way == "persistent tape"
+
+    def forward():
+        return tf.reduce_sum((table_lookup(table, "mean", ids, weights) @ dense) ** 2)
+
+    if way == "function between":
+        forward = tf.function(forward)
 
     def step():
-        with tf.GradientTape(persistent=persistent) as outer:
-            with tf.GradientTape(persistent=persistent) as inner:
-                out = table_lookup(table, "mean", ids, weights) @ dense
-                total = tf.reduce_sum(out**2)
+        with tf.GradientTape(persistent=is_persistent) as outer:
+            with tf.GradientTape(persistent=is_persistent) as inner:
+                total = forward()
             by_rows, by_dense = inner.gradient(total, [table, dense])
             penalty = tf.reduce_sum(by_dense**2)
         return to_dense(by_rows), outer.gradient(penalty, dense)
 
-    by_rows, by_dense = mode(step)()
+    by_rows, by_dense = (step if way == "function between" else mode(step))()
     x = dense_lookup(tf.Variable(some_rows()), "mean", ids, weights).numpy()
     expected = 2 * (2 * x.T @ x) @ (2 * x.T @ x @ np.ones((DIM, 1)))
     np.testing.assert_allclose(by_dense, expected, rtol=1e-4)
     assert np.abs(by_rows).max() > 0
-
-
-def test_a_function_between_two_tapes_gives_the_second_derivative_of_the_dense_part():
-    """TensorFlow derives all outputs of its backward function, row gradients among them."""
-    table, (ids, weights) = a_table(), a_batch()
-    dense = tf.Variable(tf.ones([DIM, 1]))
-
-    @tf.function
-    def forward():
-        return tf.reduce_sum((table_lookup(table, "mean", ids, weights) @ dense) ** 2)
-
-    with tf.GradientTape() as outer:
-        with tf.GradientTape() as inner:
-            total = forward()
-        by_rows, by_dense = inner.gradient(total, [table, dense])
-        penalty = tf.reduce_sum(by_dense**2)
-    by_dense = outer.gradient(penalty, dense)
-    x = dense_lookup(tf.Variable(some_rows()), "mean", ids, weights).numpy()
-    expected = 2 * (2 * x.T @ x) @ (2 * x.T @ x @ np.ones((DIM, 1)))
-    np.testing.assert_allclose(by_dense, expected, rtol=1e-4)
-    assert np.abs(to_dense(by_rows)).max() > 0
 
 
 def test_a_step_that_returns_the_norm_of_its_gradients_is_called_under_a_tape():
@@ -248,18 +220,6 @@ def test_a_step_that_returns_the_norm_of_its_gradients_is_called_under_a_tape():
         loss, norm, by_scale = step()
     np.testing.assert_allclose(tape.gradient(loss, scale), by_scale, rtol=1e-5)
     assert norm > 0
-
-
-def test_jacobians_of_the_dense_part_go_on():
-    table, (ids, _) = a_table(), a_batch()
-    dense = tf.Variable(tf.ones([DIM, 2]))
-    with tf.GradientTape() as tape:
-        x = sok.lookup_sparse(table, ids)
-        out = tf.reduce_sum(x @ dense, 0)
-    jacobian = tape.jacobian(out, dense)
-    sums = tf.reduce_sum(x, 0)
-    for i, j in itertools.product(range(2), range(2)):
-        np.testing.assert_allclose(jacobian[i, :, j], sums * float(i == j), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("pfor", [False, True])

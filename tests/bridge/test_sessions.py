@@ -44,55 +44,31 @@ def test_lookup_gradient_and_update(session):
     assert (step, own) == (1, 1)
 
 
+def adam(family):
+    if family == "v1":
+        return v1.train.AdamOptimizer(0.1)
+    return pytest.importorskip("tf_keras").optimizers.legacy.Adam(0.1)
+
+
+@pytest.mark.parametrize("family", ["v1", "legacy"])
 @pytest.mark.parametrize("with_dense", [False, True], ids=["rows only", "with dense"])
-def test_adam_counts_its_steps(session, with_dense):
+def test_adam_counts_its_steps(session, with_dense, family):
     table = sok.DynamicVariable(2, initializer="1")
     dense = v1.get_variable("dense", [3, 2], initializer=v1.ones_initializer(), use_resource=True)
-    keys = tf.constant([1, 2, 3], tf.int64)
     weights = tf.constant([[1.0, 2.0], [3.0, -1.0], [0.5, 0.1]])
-    rows = tf.nn.embedding_lookup(table, keys)
+    rows = tf.nn.embedding_lookup(table, tf.constant([1, 2, 3], tf.int64))
     (slices,) = v1.gradients(tf.reduce_sum(tf.sin(rows) * weights), [table])
     (gradient,) = v1.gradients(tf.reduce_sum(tf.sin(dense) * weights), [dense])
-    optimizer = sok.OptimizerWrapper(v1.train.AdamOptimizer(0.1))
-    if with_dense:
-        train = optimizer.apply_gradients([(slices, table), (gradient, dense)])
-    else:
-        train = tf.group(
-            optimizer.apply_gradients([(slices, table)]),
-            v1.train.AdamOptimizer(0.1).apply_gradients([(gradient, dense)]),
-        )
+    optimizer = sok.OptimizerWrapper(adam(family))
+    pairs = [(slices, table), (gradient, dense)]
+    train = optimizer.apply_gradients(pairs[: 1 + with_dense])
+    if not with_dense:
+        train = tf.group(train, adam(family).apply_gradients(pairs[1:]))
     session.run(v1.global_variables_initializer())
     for _ in range(4):
         session.run(train)
     np.testing.assert_allclose(*session.run([rows, dense]), rtol=1e-5, atol=5e-6)
-
-
-def test_legacy_keras_optimizers(session):
-    legacy = pytest.importorskip("tf_keras").optimizers.legacy
-    table = sok.DynamicVariable(1, initializer="0")
-    dense = v1.get_variable("dense", [1], initializer=v1.zeros_initializer(), use_resource=True)
-    rows = tf.nn.embedding_lookup(table, tf.constant([1], tf.int64))
-    gradients = v1.gradients(tf.reduce_sum(rows) + tf.reduce_sum(dense), [table, dense])
-    optimizer = sok.OptimizerWrapper(legacy.Adam(0.1))
-    train = optimizer.apply_gradients(zip(gradients, [table, dense], strict=True))
-    session.run(v1.global_variables_initializer())
-    for _ in range(3):
-        session.run(train)
-    np.testing.assert_allclose(*session.run([rows, dense[None]]), rtol=1e-5)
-    assert session.run(optimizer.iterations) == 3
-
-
-def test_lookup_sparse(session):
-    table = sok.DynamicVariable(2, initializer="1")
-    values = v1.placeholder(tf.int64, [None])
-    ids = tf.RaggedTensor.from_row_lengths(values, [2, 1])
-    out = sok.lookup_sparse(table, ids, combiners="sum")
-    (slices,) = v1.gradients(tf.reduce_sum(out), [table])
-    train = sok.SGD(0.5).apply_gradients([(slices, table)])
-    session.run(v1.global_variables_initializer())
-    np.testing.assert_array_equal(session.run(out, {values: [5, 6, 5]}), [[2.0] * 2, [1.0] * 2])
-    session.run(train, {values: [5, 6, 5]})
-    np.testing.assert_array_equal(session.run(out, {values: [5, 5, 6]}), [[0.0] * 2, [0.5] * 2])
+    assert session.run(optimizer.iterations) == 4
 
 
 def test_export_assign_scatter_and_size(session):
@@ -181,21 +157,22 @@ def test_a_step_in_a_branch_is_an_operation(session, of):
             np.testing.assert_array_equal(value, np.full(2, expected))
 
 
-def test_a_wrapper_of_eager_mode_takes_no_step_in_a_graph_and_says_so():
-    optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.1))
-    with tf.Graph().as_default():
-        table = sok.DynamicVariable(1, initializer="0")
-        gradients = tf.gradients(tf.nn.embedding_lookup(table, [1]), table)
-        with pytest.raises(RuntimeError, match="made in eager mode.*a step in a graph of TF1"):
-            optimizer.apply_gradients([(gradients[0], table)])
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [
+        ("eager mode", "a graph of TF1"),
+        ("a graph of TF1", "eager mode"),
+        ("a graph of TF1", "another graph"),
+    ],
+)
+def test_a_wrapper_takes_its_steps_where_it_was_made(made, used):
+    def place(where):
+        return contextlib.nullcontext() if where == "eager mode" else tf.Graph().as_default()
 
-
-@pytest.mark.parametrize("where", ["eager mode", "another graph"])
-def test_a_wrapper_of_a_graph_takes_its_steps_there_alone(where):
-    with tf.Graph().as_default():
+    with place(made):
         optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.1))
-    with tf.Graph().as_default() if where == "another graph" else contextlib.nullcontext():
+    with place(used):
         table = sok.DynamicVariable(1, initializer="0")
         slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([1], tf.int64))
-        with pytest.raises(RuntimeError, match=f"made in a graph of TF1.*a step in {where}"):
+        with pytest.raises(RuntimeError, match=f"made in {made}.*a step in {used}"):
             optimizer.apply_gradients([(slices, table)])

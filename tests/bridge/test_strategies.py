@@ -93,32 +93,19 @@ def report():
     return json.loads(line.removeprefix("REPORT"))
 
 
-USES = [
-    "embedding_lookup",
-    "lookup_sparse",
-    "traced before",
-    "gradient of lookup_sparse",
-    "gradient of embedding_lookup",
-    "OptimizerWrapper",
-    "SGD",
-    "assign",
-    "scatter_add",
-    "erase",
-]
-
-
-@pytest.mark.parametrize("use", USES)
-def test_several_replicas_are_refused_at_use(report, use):
-    for text in report[use]:
-        assert text.startswith("NotImplementedError")
-        assert "made_outside" in text and "several replicas" in text and "horovodrun" in text
-
-
-def test_a_refused_use_changes_nothing(report):
+def test_several_replicas_are_refused_at_use(report):
+    uses = {name: texts for name, texts in report.items() if len(texts) == 2 and name != "steps"}
+    assert len(uses) == 10
+    for name, texts in uses.items():
+        for text in texts:
+            assert text.startswith("NotImplementedError"), name
+            assert "made_outside" in text and "several replicas" in text and "horovodrun" in text
+    # Which has changed nothing.
     assert report["rows"] == [[1.0, 1.0]]
     assert report["steps"] == [0, 0]
 
 
-@pytest.mark.parametrize("use", [f"one replica: {use}" for use in USES] + ["in the scope, once"])
-def test_a_single_use_goes_on(report, use):
-    assert report[use] == ["went"]
+def test_a_single_use_goes_on(report):
+    single = {name: said for name, said in report.items() if name.startswith(("one ", "in the"))}
+    assert len(single) == 11
+    assert all(said == ["went"] for said in single.values()), single

@@ -28,7 +28,7 @@ def test_a_tensor_is_read_where_it_lies(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (33, 3), (1000, 64), (7,)])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1, 1), (33, 3), (7,)])
 def test_a_result_is_given_away_where_it_lies(dtype, shape):
     array = empty(shape, dtype, CPU)
     bits = np.arange(array.size, dtype=np.uint16).reshape(shape) % 1000
@@ -41,15 +41,6 @@ def test_a_result_is_given_away_where_it_lies(dtype, shape):
         assert address(tensor) == array.ctypes.data
     del array
     np.testing.assert_array_equal(tensor.numpy(), expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
-def test_a_scalar_stays_a_scalar(dtype):
-    array = to_array(tf.cast(3, dtype), CPU)
-    assert array.shape == ()
-    tensor = to_tensor(array, dtype, CPU)
-    assert tensor.shape == ()
-    assert float(tensor) == 3.0
 
 
 def test_memory_that_was_given_away_is_freed_with_the_tensor():

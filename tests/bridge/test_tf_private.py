@@ -20,11 +20,6 @@ from sok_lite.sok.dynamic_variable import DynamicVariable
 PACKAGE = Path(sok_lite.__file__).parent
 KERAS = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
 
-# Members of ResourceVariable that a table uses.
-USED = (
-    *("_handle", "_handle_name", "_in_graph_mode", "_graph_element", "_shared_name", "_unique_id"),
-    "_initializer_op",
-)
 # Methods of ResourceVariable and its bases that a table overrides: were they renamed, TensorFlow
 # would act on the empty tensor that stands for the rows.
 OVERRIDDEN = (
@@ -46,68 +41,72 @@ OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
 
 # Where optimizers keep their settings, by family and class.
 KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
-LEGACY_OPTIMIZERS = {
-    "Optimizer": (
-        *("_create_hypers", "_hyper", "_initial_decay", "_slots", "_slot_names"),
-        "_create_all_weights",
-    ),
-    "SGD": ("_momentum",),
-    "Adagrad": ("_initial_accumulator_value",),
-    "RMSprop": ("_momentum",),
-    "Ftrl": ("_initial_accumulator_value", "_l2_shrinkage_regularization_strength"),
-    "Nadam": ("_initial_decay",),
-}
-V1_OPTIMIZERS = {
-    "GradientDescentOptimizer": ("_learning_rate", "_slots", "_create_slots", "_use_locking"),
-    "MomentumOptimizer": ("_learning_rate", "_momentum", "_use_nesterov"),
-    "AdamOptimizer": ("_lr", "_beta1", "_beta2", "_epsilon"),
-    "AdagradOptimizer": ("_learning_rate", "_initial_accumulator_value"),
-    "RMSPropOptimizer": ("_learning_rate", "_decay", "_momentum", "_epsilon", "_centered"),
-    "FtrlOptimizer": (
-        "_learning_rate",
-        "_learning_rate_power",
-        "_initial_accumulator_value",
-        "_l1_regularization_strength",
-        "_l2_regularization_strength",
-        "_l2_shrinkage_regularization_strength",
-        "_beta",
-    ),
-    "AdadeltaOptimizer": ("_lr", "_rho", "_epsilon"),
-    "ProximalGradientDescentOptimizer": (
-        "_learning_rate",
-        "_l1_regularization_strength",
-        "_l2_regularization_strength",
-    ),
-    "ProximalAdagradOptimizer": (
-        "_learning_rate",
-        "_initial_accumulator_value",
-        "_l1_regularization_strength",
-        "_l2_regularization_strength",
-    ),
-    "AdagradDAOptimizer": (
-        "_learning_rate",
-        "_initial_gradient_squared_accumulator_value",
-        "_l1_regularization_strength",
-        "_l2_regularization_strength",
-        "_global_step",
-    ),
-}
+LEGACY_OPTIMIZERS = """
+    Optimizer _create_hypers _hyper _initial_decay _slots _slot_names _create_all_weights
+    SGD _momentum
+    Adagrad _initial_accumulator_value
+    RMSprop _momentum
+    Ftrl _initial_accumulator_value _l2_shrinkage_regularization_strength
+    Nadam _initial_decay
+"""
+_L1_AND_L2 = "_l1_regularization_strength _l2_regularization_strength"
+V1_OPTIMIZERS = f"""
+    GradientDescentOptimizer _learning_rate _slots _create_slots _use_locking
+    MomentumOptimizer _learning_rate _momentum _use_nesterov
+    AdamOptimizer _lr _beta1 _beta2 _epsilon
+    AdagradOptimizer _learning_rate _initial_accumulator_value
+    RMSPropOptimizer _learning_rate _decay _momentum _epsilon _centered
+    FtrlOptimizer _learning_rate _learning_rate_power _initial_accumulator_value {_L1_AND_L2} \
+        _l2_shrinkage_regularization_strength _beta
+    AdadeltaOptimizer _lr _rho _epsilon
+    ProximalGradientDescentOptimizer _learning_rate {_L1_AND_L2}
+    ProximalAdagradOptimizer _learning_rate _initial_accumulator_value {_L1_AND_L2}
+    AdagradDAOptimizer _learning_rate _initial_gradient_squared_accumulator_value {_L1_AND_L2} \
+        _global_step
+"""
+LEGACY_OPTIMIZERS, V1_OPTIMIZERS = (
+    {line.split()[0]: line.split()[1:] for line in text.strip().splitlines()}
+    for text in (LEGACY_OPTIMIZERS, V1_OPTIMIZERS)
+)
+USED = "_handle _handle_name _in_graph_mode _graph_element _shared_name _unique_id _initializer_op"
+# What has which names.
+HAS = [
+    *[
+        (lambda module=module: importlib.import_module(module), [name])
+        for module, name in (
+            *tf_private.BRANCHES_AND_LOOPS,
+            tf_private.GRADIENT_OF_A_LOOP,
+            tf_private.LOOKUP_IN_A_LIST,
+            (tf_private.STATE_OPS, "scatter_update"),
+            (tf_private.DEFAULT_GRADIENT, "zeros_like"),
+            (tf_private.FORWARDPROP, "_jvp_helper"),
+            (tf_private.GRADIENT_OF_A_FUNCTION, "ConcreteFunction"),
+        )
+    ],
+    *[
+        (lambda module=module: importlib.import_module(module), [])
+        for module in tf_private.CONVERSION
+    ],
+    (lambda: tf.Variable(1.0), USED.split()),
+    (lambda: tf_private.ResourceVariable, OVERRIDDEN),
+    (lambda: tf_private.VariableSpec, OVERRIDDEN_OF_SPEC),
+    (tf.__internal__.tracking.Trackable, [tf_private.GATHERS]),
+    (lambda: de.Variable, [tf_private.GATHERS]),
+    (tf.train.Checkpoint, tf_private.CHECKPOINT),
+    (tf.Module, [tf_private.CHILDREN, tf_private.TRACK]),
+    *[(importlib.import_module(package).optimizers.Adam, KERAS_OPTIMIZERS) for package in KERAS],
+]
 
 
 def assert_has(owner, name):
     assert hasattr(owner, name), f"TensorFlow {tf.__version__}: {owner} has no {name}"
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        *tf_private.BRANCHES_AND_LOOPS,
-        tf_private.GRADIENT_OF_A_LOOP,
-        tf_private.LOOKUP_IN_A_LIST,
-    ],
-)
-def test_what_is_known_by_its_name_has_it(module, name):
-    assert_has(importlib.import_module(module), name)
+@pytest.mark.parametrize("number", range(len(HAS)))
+def test_what_has_a_private_name(number):
+    owner, names = HAS[number]
+    for name in names:
+        assert_has(owner(), name)
 
 
 def test_the_module_that_reads_variables_as_tensors_is_there():
@@ -116,15 +115,6 @@ def test_the_module_that_reads_variables_as_tensors_is_there():
         if hasattr(tf.custom_gradient, "__wrapped__")
         else tf_private.CUSTOM_GRADIENT
     )
-
-
-def test_the_module_of_scatters_is_there():
-    assert_has(importlib.import_module(tf_private.STATE_OPS), "scatter_update")
-    assert_has(importlib.import_module(tf_private.DEFAULT_GRADIENT), "zeros_like")
-    assert_has(importlib.import_module(tf_private.FORWARDPROP), "_jvp_helper")
-    assert_has(importlib.import_module(tf_private.GRADIENT_OF_A_FUNCTION), "ConcreteFunction")
-    for module in tf_private.CONVERSION:
-        importlib.import_module(module)
 
 
 @pytest.mark.parametrize(
@@ -141,21 +131,16 @@ def test_methods_of_savers_that_are_known_by_their_frames(name, argument):
     assert argument in inspect.signature(getattr(builder, name)).parameters
 
 
-@pytest.mark.parametrize("name", USED)
-def test_members_that_a_table_uses(name):
-    assert_has(tf.Variable(1.0), name)
-
-
-@pytest.mark.parametrize("name", OVERRIDDEN)
-def test_methods_that_a_table_overrides(name):
-    assert_has(tf_private.ResourceVariable, name)
-    assert getattr(TableVariable, name) is not getattr(tf_private.ResourceVariable, name)
-
-
-@pytest.mark.parametrize("name", OVERRIDDEN_OF_SPEC)
-def test_methods_that_its_type_overrides(name):
-    assert_has(tf_private.VariableSpec, name)
-    assert getattr(TableSpec, name) is not getattr(tf_private.VariableSpec, name)
+@pytest.mark.parametrize(
+    ("own", "base", "names"),
+    [
+        (TableVariable, tf_private.ResourceVariable, OVERRIDDEN),
+        (TableSpec, tf_private.VariableSpec, OVERRIDDEN_OF_SPEC),
+    ],
+)
+def test_methods_that_are_overridden(own, base, names):
+    for name in names:
+        assert getattr(own, name) is not getattr(base, name)
 
 
 @pytest.mark.parametrize("cls", [RefusesDense, TableVariable, DynamicVariable, TableSpec])
@@ -214,11 +199,6 @@ def test_the_global_default_graph():
         assert graph() is not entered
 
 
-def test_what_a_saver_asks_an_object_for():
-    assert_has(tf.__internal__.tracking.Trackable(), tf_private.GATHERS)
-    assert_has(de.Variable, tf_private.GATHERS)
-
-
 def test_what_a_restore_asks_an_object_for():
     own = tf.__internal__.tracking.Trackable()
     for method, arguments in (
@@ -228,11 +208,6 @@ def test_what_a_restore_asks_an_object_for():
         assert_has(de.Variable, method)
         if method != tf_private.TELLS_PATH or hasattr(own, method):  # newer versions have it
             assert list(inspect.signature(getattr(own, method)).parameters) == arguments
-
-
-@pytest.mark.parametrize("name", tf_private.CHECKPOINT)
-def test_methods_of_a_checkpoint(name):
-    assert_has(tf.train.Checkpoint(), name)
 
 
 @pytest.mark.parametrize("package", KERAS)
@@ -300,21 +275,10 @@ def test_concrete_functions_of_a_function():
     assert len(found) == 2 and all(any(each is one for one in found) for each in made)
 
 
-def test_children_of_a_checkpoint():
-    assert_has(tf.Module(), tf_private.CHILDREN)
-    assert_has(tf.Module(), tf_private.TRACK)
-
-
 @pytest.mark.parametrize("module", tf_private.SLOTS_OF_CHECKPOINTS)
 def test_what_asks_for_slots_of_a_checkpoint(module):
     source = inspect.getsource(importlib.import_module(module))
     assert re.search(r"\.get_slot\(", source)
-
-
-@pytest.mark.parametrize("package", KERAS)
-@pytest.mark.parametrize("name", KERAS_OPTIMIZERS)
-def test_settings_of_keras_optimizers(package, name):
-    assert_has(importlib.import_module(package).optimizers.Adam(), name)
 
 
 @pytest.mark.parametrize("package", KERAS)

@@ -2,8 +2,7 @@
 
 import os
 import sys
-
-import pytest
+import textwrap
 
 from tests.support.own_process import run_program
 
@@ -15,6 +14,8 @@ tf1 = tf.compat.v1
 tf1.disable_v2_behavior()
 
 import sok_lite as sok
+
+sok.init()
 
 def check(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
@@ -69,7 +70,6 @@ with tf1.Session() as session:
 SOK = """
 from sok_lite.sok import raw_ops
 
-sok.init()
 table = sok.DynamicVariable(2, "ones")
 batch = tf1.sparse_placeholder(tf.int64)
 of_known = tf1.sparse_placeholder(tf.int64, [2, 3])
@@ -125,7 +125,6 @@ class Heavy(tf1.train.Optimizer):
         with tf.control_dependencies([total]):
             return variable.assign_sub(0.5 * self.get_slot(variable, "sum").read_value())
 
-sok.init()
 table = sok.DynamicVariable(2, "ones")
 rows = tf.nn.embedding_lookup(table, tf.constant([1, 2], tf.int64))
 train = sok.OptimizerWrapper(Heavy()).minimize(tf.reduce_sum(rows))
@@ -137,7 +136,6 @@ with tf1.Session() as session:
 """
 
 LOOPS = """
-sok.init()
 table = sok.DynamicVariable(2, "ones")
 scale = tf1.get_variable("scale", [], initializer=tf1.constant_initializer(2.0))
 keys = tf.constant([[1, 2], [3, 3]], tf.int64)
@@ -165,7 +163,9 @@ with tf1.Session() as session:
 """
 
 
-@pytest.mark.parametrize("program", [KV, SOK, OWN, LOOPS], ids=["kv", "sok", "own", "loops"])
-def test_programs_of_tf1(program, tmp_path):
+def test_programs_of_tf1(tmp_path):
+    program = BEFORE
+    for each in (KV, SOK, OWN, LOOPS):
+        program += "with tf.Graph().as_default():\n" + textwrap.indent(each, "    ")
     paths = os.pathsep.join(path for path in sys.path if path)
-    run_program(BEFORE + program, cwd=tmp_path, PYTHONPATH=paths)
+    run_program(program, cwd=tmp_path, PYTHONPATH=paths)

@@ -2,11 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sok_lite.backend import get_backend
-from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine import dedup as dedup_module
 from sok_lite.engine import sort as sort_module
 from sok_lite.engine.dedup import Missing, dedup, dedup_and_group, last_of_each, unique
@@ -30,25 +26,6 @@ def test_unique_keeps_the_order_of_first_occurrence(backend, n, distinct):
     expected_keys, expected_inverse = reference.unique(keys)
     np.testing.assert_array_equal(backend.to_host(distinct), expected_keys)
     np.testing.assert_array_equal(backend.to_host(inverse), expected_inverse)
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)))
-def test_unique_of_any_int64(keys):
-    backend = get_backend("cpu")
-    distinct, inverse = unique(backend, np.array(keys, np.int64))
-    expected_keys, expected_inverse = reference.unique(keys)
-    assert distinct.tolist() == expected_keys
-    assert inverse.tolist() == expected_inverse
-
-
-def test_unique_is_the_same_for_any_number_of_threads():
-    keys = random_keys(100_003, 30_000)
-    expected = unique(CpuBackend(num_threads=1), keys)
-    for threads in (2, 3, 7):
-        for found, wanted in zip(
-            unique(CpuBackend(num_threads=threads), keys), expected, strict=True
-        ):
-            np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("n", [0, 1, 33, 5000])

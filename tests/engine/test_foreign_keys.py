@@ -27,12 +27,6 @@ def step(table, keys, place, **options):
     apply_updates([update._replace(**options)], 1.0, 1, rank_info=place)
 
 
-def test_ones_own_keys_get_a_row(backend):
-    table = new_table(backend, 1, "hbm")
-    step(table, [0, -2, 4, 4], RankInfo(0, 2))
-    assert sorted(rows_of(table)) == [-2, 0, 4]
-
-
 @pytest.mark.parametrize(("rank", "foreign", "owner"), [(0, 7, 1), (1, -4, 0)])
 def test_those_of_other_ranks_are_refused_before_anything_changes(backend, rank, foreign, owner):
     good, bad = new_table(backend, 1, "hbm"), new_table(backend, 1, "hbm", name="bad")
@@ -60,19 +54,6 @@ def test_those_that_have_a_row_are_updated(backend):
     assert {key: row[0] - 1 for key, row in before.items()} == {
         key: row[0] for key, row in rows_of(table).items()
     }
-
-
-def test_the_owner_is_the_tables(backend):
-    table = new_table(backend, 1, "hbm", owner=OneRank(1))
-    step(table, [0, 1], RankInfo(1, 2))
-    with pytest.raises(ForeignKeysError, match="key 2 of rank 1"):
-        step(table, [2], RankInfo(0, 2))
-    table = new_table(backend, 1, "hbm", owner=HASH)
-    keys = np.arange(20)
-    mine = keys[HASH.owners(keys, 2) == 0]
-    step(table, mine, RankInfo(0, 2))
-    with pytest.raises(ForeignKeysError, match=f"{20 - len(mine)} of 20 keys"):
-        step(table, keys, RankInfo(0, 2))
 
 
 def test_of_a_gradient_that_is_as_it_was_given_nobody_asks(backend):

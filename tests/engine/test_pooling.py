@@ -1,5 +1,6 @@
 """combine and its gradients against plain NumPy loops in float64."""
 
+import itertools
 import math
 
 import numpy as np
@@ -48,17 +49,23 @@ def a_batch(batch, most_ids, num_unique, dim, seed=0):
     inverse = rng.integers(0, max(num_unique, 1), n).astype(np.int32)
     source = rng.normal(size=(num_unique, dim)).astype(np.float32)
     weights = rng.uniform(0.1, 2, n).astype(np.float32)
+    for begin, length in zip(row_splits, lengths, strict=False):  # of some rows there is nothing
+        if length == 2:
+            weights[begin : begin + 2] = [2, -2]
+        elif begin % 7 == 0:
+            weights[begin : begin + length] = 0
     return source, inverse, row_splits, weights
 
 
 SIZES = [(0, 0), (1, 0), (1, 1), (1, 33), (31, 3), (33, 1), (1000, 10)]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("batch, most_ids", SIZES)
 @pytest.mark.parametrize("dim", [1, 3, 31, 32, 33, 64, 100])
-def test_combine_and_its_gradient(backend, dim, batch, most_ids, combiner, weighted):
+def test_combine_and_its_gradients(backend, dim, batch, most_ids, combiner, weighted):
     num_unique = max(1, batch // 3)
     source, inverse, row_splits, weights = a_batch(batch, most_ids, num_unique, dim)
     if not weighted:
@@ -77,26 +84,19 @@ def test_combine_and_its_gradient(backend, dim, batch, most_ids, combiner, weigh
     grads = combine_grad(backend, *on(backend, out_grads), *given, combiner, num_unique)
     assert grads.dtype == np.float32 and grads.shape == (num_unique, dim)
     np.testing.assert_allclose(backend.to_host(grads), expected_grads, rtol=1e-5, atol=2e-5)
+    if not weighted:
+        return
 
-
-@pytest.mark.parametrize("combiner", COMBINERS)
-@pytest.mark.parametrize("dim", [1, 7, 8, 64])
-def test_gradient_by_the_weights_is_the_slope(backend, combiner, dim):
-    source, inverse, row_splits, weights = a_batch(40, 5, 11, dim)
-    out_grads = np.random.default_rng(1).normal(size=(40, dim)).astype(np.float32)
-    grads = combine_weight_grad(
-        backend, *on(backend, out_grads, source, inverse, row_splits, weights), combiner
-    )
-    slopes = np.zeros(len(weights))
-    for j in range(len(weights)):
-        loss = []
-        for change in (1e-6, -1e-6):
-            moved = weights.astype(np.float64)
-            moved[j] += change
-            out, _, _ = combined(source, inverse, row_splits, moved, combiner)
-            loss.append((out * out_grads).sum())
-        slopes[j] = (loss[0] - loss[1]) / 2e-6
-    # Differences of 64 float32 products, divided by weight sums down to 0.1.
+    # The slope by weights: what a row changes by, less what the divisor changes by.
+    slopes, dots = np.zeros(len(inverse)), (source[inverse] * np.float64(out_grads[rows])).sum(1)
+    for begin, end in itertools.pairwise(row_splits):
+        w, d = np.float64(weights[begin:end]), dots[begin:end]
+        by = divisor_of(w, combiner)
+        slope = {"sum": 0.0, "mean": 1.0, "sqrtn": w / (by or 1.0)}[combiner]
+        slopes[begin:end] = 0.0 if by == 0 else (d - slope * (w @ d) / by) / by
+    items = on(backend, out_grads, source, *(inverse, row_splits, weights))
+    grads = combine_weight_grad(backend, *items, combiner)
+    # Differences of 100 float32 products, divided by weight sums down to 0.1.
     np.testing.assert_allclose(backend.to_host(grads), slopes, rtol=1e-3, atol=1e-3)
 
 
@@ -141,22 +141,6 @@ def test_rows_of_other_floats_are_summed_in_float32(backend, dtype, combiner):
     np.testing.assert_array_equal(backend.to_host(grads), backend.to_host(same))
 
 
-def test_rows_without_ids_or_weight_are_zeros_with_zero_gradients(backend):
-    source = np.ones((2, 3), np.float32)
-    inverse = np.array([0, 1, 0, 1, 1], np.int32)
-    row_splits = np.array([0, 0, 2, 4, 5, 5], np.int64)
-    weights = np.array([0, 0, 2, -2, 3], np.float32)
-    out_grads = np.ones((5, 3), np.float32)
-    given = on(backend, inverse, row_splits, weights)
-    for combiner, rows in [("sum", [0, 0, 0, 3, 0]), ("mean", [0, 0, 0, 1, 0])]:
-        out = backend.to_host(combine(backend, *on(backend, source), *given, combiner))
-        np.testing.assert_array_equal(out, np.repeat(np.array(rows, float)[:, None], 3, axis=1))
-    grads = combine_grad(backend, *on(backend, out_grads), *given, "mean", 2)
-    np.testing.assert_array_equal(backend.to_host(grads), [[0, 0, 0], [1, 1, 1]])
-    grads = combine_weight_grad(backend, *on(backend, out_grads, source), *given, "mean")
-    np.testing.assert_array_equal(backend.to_host(grads), np.zeros(5))
-
-
 @pytest.mark.parametrize("n", [0, 1, 33, 1000, 100_003])
 def test_one_id_per_row_is_a_gather(backend, n):
     source = np.random.default_rng(0).normal(size=(57, 3)).astype(np.float32)
@@ -168,7 +152,7 @@ def test_one_id_per_row_is_a_gather(backend, n):
 
 
 # Around the pieces of 32 items, and long enough for a plain float32 sum to be wrong.
-LONG = [0, 1, 31, 32, 33, 1023, 1024, 1025, 32**3 + 1, 1_000_000]
+LONG = [0, 1, 31, 33, 1024, 1025, 32**3 + 1, 1_000_000]
 PIECE_ERROR = 32 * 2.0**-24  # of a float32 sum of 32 positive numbers, relative
 
 
@@ -202,27 +186,6 @@ def test_a_long_row_is_pooled_as_well_as_a_short_one(backend, n):
             np.testing.assert_array_equal(out[[0, 2]], 0)
 
 
-@pytest.mark.parametrize("n", LONG)
-def test_the_gradient_of_a_hot_row_is_as_good_as_that_of_a_cold_one(backend, n):
-    rng = np.random.default_rng(n)
-    rows = rng.uniform(0.5, 1.5, (n, 3)).astype(np.float32)
-    inverse = np.zeros(n, np.int32)
-    sums = backend.to_host(segment_sum(backend, *on(backend, rows, inverse), 2))
-    np.testing.assert_allclose(sums[0], exact_sums(rows), rtol=PIECE_ERROR)
-    np.testing.assert_array_equal(sums[1], 0)
-
-    # Rows of three items, all of one key.
-    row_splits = np.append(np.arange(0, n, 3), n).astype(np.int64)
-    lengths = np.diff(row_splits)
-    out_grads = rows[: lengths.size]
-    item_grads = np.repeat(out_grads / lengths[:, None].astype(np.float64), lengths, axis=0)
-    items = on(backend, out_grads, inverse, row_splits)
-    grads = combine_grad(backend, *items, None, "mean", 1)
-    np.testing.assert_allclose(
-        backend.to_host(grads)[0], exact_sums(item_grads), rtol=2 * PIECE_ERROR
-    )
-
-
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
 @pytest.mark.parametrize("n", LONG)
 def test_the_gradient_by_the_weights_of_a_long_row(backend, n, combiner):
@@ -251,7 +214,7 @@ def test_sums_go_in_pieces_in_one_order_whatever_the_threads(backend, num_thread
         backend = CpuBackend(num_threads=num_threads)
         backend.grain = 1
     rng = np.random.default_rng(0)
-    lengths = [0, 1, 2, 31, 32, 33, 63, 64, 65, 1025, 0, 100]
+    lengths = [0, 1, 2, 31, 32, 33, 63, 64, 65, 1025, 0, 100, 20_001]
     row_splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     n = int(row_splits[-1])
     source = rng.normal(size=(50, dim)).astype(np.float32)
@@ -274,7 +237,7 @@ def test_sums_go_in_pieces_in_one_order_whatever_the_threads(backend, num_thread
 
 def test_twenty_million_ones_are_twenty_million(backend):
     # A float32 that grows by 1 stops at 2**24.
-    n = sized(backend, 20_000_000, 200_000)
+    n = sized(backend, 20_000_000, 40_000)
     one = np.ones((1, 1), np.float32)
     inverse, row_splits, ones = on(
         backend, np.zeros(n, np.int32), np.array([0, n], np.int64), np.ones(n, np.float32)
@@ -295,26 +258,19 @@ def test_twenty_million_ones_are_twenty_million(backend):
         assert float(sums[0, 0]) == pytest.approx(total, rel=PIECE_ERROR)
 
 
-def test_rows_need_not_be_contiguous(backend):
+def test_rows_need_not_be_contiguous_and_results_go_into_memory_that_is_given(backend):
     source, inverse, row_splits, weights = a_batch(20, 4, 9, 6)
     wide = np.zeros((9, 18), np.float32)
     wide[:, ::3] = source
     rows, items = backend.from_host(wide)[:, ::3], on(backend, inverse, row_splits, weights)
-    out = combine(backend, rows, *items, "mean")
-    expected, _, _ = combined(source, inverse, row_splits, weights, "mean")
-    np.testing.assert_allclose(backend.to_host(out), expected, rtol=1e-5, atol=1e-5)
+    (source,), out = on(backend, source), backend.xp.full((20, 6), np.nan, np.float32)
+    assert combine(backend, rows, *items, "mean", out) is out
+    expected = combine(backend, source, *items, "mean")
+    np.testing.assert_array_equal(backend.to_host(out), backend.to_host(expected))
     out_grads = backend.from_host(np.ones((20, 6), np.float32))
-    grads = combine_weight_grad(backend, out_grads, *on(backend, source), *items, "mean")
+    grads = combine_weight_grad(backend, out_grads, source, *items, "mean")
     again = combine_weight_grad(backend, out_grads, rows, *items, "mean")
     np.testing.assert_array_equal(backend.to_host(grads), backend.to_host(again))
-
-
-def test_results_go_into_memory_that_is_given(backend):
-    source, inverse, row_splits, _ = on(backend, *a_batch(20, 4, 9, 6))
-    items = (source, inverse, row_splits, None, "mean")
-    out = backend.xp.full((20, 6), np.nan, np.float32)
-    assert combine(backend, *items, out) is out
-    np.testing.assert_array_equal(backend.to_host(out), backend.to_host(combine(backend, *items)))
 
 
 @pytest.mark.parametrize(

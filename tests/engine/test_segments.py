@@ -29,15 +29,6 @@ def test_group_lists_items_in_ascending_order(backend, n, num_groups):
     np.testing.assert_array_equal(backend.to_host(order), expected)
 
 
-def test_group_is_the_same_for_any_number_of_threads():
-    labels = np.random.default_rng(2).integers(0, 999, 100_003).astype(np.int32)
-    expected = group(CpuBackend(num_threads=1), labels, (0, labels.size), (0, 999))
-    for threads in (2, 5):
-        result = group(CpuBackend(num_threads=threads), labels, (0, labels.size), (0, 999))
-        np.testing.assert_array_equal(result.offsets, expected.offsets)
-        np.testing.assert_array_equal(result.order, expected.order)
-
-
 # ---- many tables
 
 
@@ -164,38 +155,6 @@ def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, num_t
 
 
 # ---- one table
-
-
-@pytest.mark.parametrize("n, num_unique", [(0, 0), (0, 3), (1, 1), (33, 7), (100_003, 500)])
-@pytest.mark.parametrize("dim", [1, 33, 64])
-def test_segment_sum_adds_the_rows_of_each_segment(backend, n, num_unique, dim):
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(n, dim)).astype(np.float32)
-    # Zipf: most items belong to a few.
-    inverse = (rng.zipf(1.5, n) % max(num_unique, 1)).astype(np.int32)
-    expected = np.zeros((num_unique, dim))
-    np.add.at(expected, inverse, rows)
-    sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
-    assert sums.shape == (num_unique, dim)
-    # A float32 sum of 40,000 numbers of size 1, one after another.
-    np.testing.assert_allclose(backend.to_host(sums), expected, rtol=1e-4, atol=5e-3)
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_sums_go_in_ascending_order_whatever_the_threads(backend, num_threads):
-    if backend.name == "cpu":
-        backend = CpuBackend(num_threads=num_threads)
-        backend.grain = 1
-    # Float addition is not associative: any other order gives other bits somewhere.
-    rng = np.random.default_rng(0)
-    n, num_unique = 20_000, 4000
-    rows = rng.normal(size=(n, 5)).astype(np.float32)
-    inverse = rng.integers(0, num_unique, n).astype(np.int32)
-    expected = np.zeros((num_unique, 5), np.float32)
-    for j in range(n):
-        expected[inverse[j]] += rows[j]
-    sums = segment_sum(backend, *on(backend, rows, inverse), num_unique)
-    np.testing.assert_array_equal(backend.to_host(sums), expected)
 
 
 def test_infinities_and_nans_of_a_long_sum_stay_what_they_are(backend):

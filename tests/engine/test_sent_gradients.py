@@ -12,7 +12,6 @@ from sok_lite.backend.ragged import split_offsets
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
-from sok_lite.engine.agreement import agree
 from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, on, sized
 from tests.support.parts import Part, by_part, carried, forward_parts
@@ -146,16 +145,8 @@ def test_what_is_not_finite_arrives(backend, bad):
 
     _, [arrived] = run_ranks(2, program)
     np.testing.assert_array_equal(arrived[1], [np.inf if np.isfinite(bad) else bad, 1])
-
-
-def test_one_rank_rounds_nothing(backend):
-    def program(comm):
-        (table,) = new_tables(backend, TABLES[:1])
-        grads = np.full((1, 5), 1 + 2.0**-10, np.float32)
-        told = call(backend, comm, [table], [PartCase(0)], [([[1]], None, grads)])
-        return told
-
-    assert run_ranks(1, program) == [[{1: [1 + 2.0**-10] * 5}]]
+    ((alone,),) = run_ranks(1, program)  # by itself it rounds nothing
+    np.testing.assert_array_equal(alone[1], grads)
 
 
 def test_launches_and_collectives_do_not_depend_on_the_number_of_tables(backend, monkeypatch):
@@ -192,14 +183,10 @@ def test_launches_and_collectives_do_not_depend_on_the_number_of_tables(backend,
         assert one["sent_gradients_round"] == one["sent_gradients_widen"] == 1
 
 
-def test_ranks_that_do_not_agree_are_told():
-    backend = get_backend("cpu")
-
+def test_nobody_takes_bytes_of_one_format_for_those_of_the_other():
     def program(comm):
+        backend = get_backend("cpu")
         table = new_table(backend, 2, rounds_gradients=comm.rank == 1)
-        with pytest.raises(ValueError, match="gradients sent as bfloat16 of table 0 is False on"):
-            agree(comm, 1, [table], ["sum"])
-        # Had nobody compared: none takes the bytes of the one for the other's.
         with pytest.raises(CommunicatorError, match="formats"):
             call(backend, comm, [table], [PartCase(0)], [([[1]], None, np.ones((1, 2), "f4"))])
 
@@ -225,56 +212,39 @@ def bytes_sent(monkeypatch):
     return told
 
 
-def sent_by_rank_0(told, backend, keys, parts=1, **options):
-    """Returns the bytes of a lookup and its gradient where rank 0 asks for keys of rank 1."""
-
-    def program(comm):
-        table = new_table(backend, 6, **options)
-        mine = keys if comm.rank == 0 else keys[:0]
-        part = Part(table, *on(backend, mine, np.array([0, len(mine)])), None, "sum")
-        _, context = forward_parts(backend, comm, [part] * parts)
-        grads = [backend.xp.ones((1, 6), np.float32)] * parts
-        lookup.backward(backend, grads, context)
-
-    told.clear()
-    run_ranks(2, program)
-    return dict(told)
-
-
 def lines(num_rows, row_bytes):
     """Rows of a table travel in pieces of 16 bytes."""
     return -(-num_rows * row_bytes // 16) * 16
 
 
-@pytest.mark.parametrize("repeats", [1, 50])
-def test_a_key_travels_once_however_often_it_is_asked_for(backend, bytes_sent, repeats):
-    """Beside them: a tag, the number of tables, and of the keys of each."""
-    keys = np.tile(np.arange(1, 15, 2), repeats)
-    sent = sent_by_rank_0(bytes_sent, backend, keys)
-    assert sent["send_keys"] == 8 * (2 + 1 + 7)
-    assert sent["send_grads"] == lines(7, 24)
-    # Of a table that comes twice, once for each time.
-    sent = sent_by_rank_0(bytes_sent, backend, keys, parts=2)
-    assert sent["send_keys"] == 8 * (2 + 2 + 14)
-    assert sent["send_grads"] == 2 * lines(7, 24)
-
-
-def test_gradients_travel_as_16_bits_where_a_table_says_so(backend, bytes_sent):
-    keys = np.arange(1, 15, 2)
-    sent = sent_by_rank_0(bytes_sent, backend, keys, rounds_gradients=True)
-    assert sent["send_grads"] == lines(7, 12)
-    assert sent["send_keys"] == 8 * (2 + 1 + 7)
-
-
 @pytest.mark.parametrize(
-    ("dtype", "row_bytes"), [("float32", 24), ("float16", 12), ("bfloat16", 12), ("float64", 48)]
+    ("options", "row_bytes", "grad_bytes"),
+    [
+        ({}, 24, 24),
+        ({"dtype": "float16"}, 12, 24),
+        ({"dtype": "bfloat16", "rounds_gradients": True}, 12, 12),
+        ({"dtype": "float64", "rounds_gradients": True}, 48, 12),
+    ],
 )
-def test_rows_travel_in_the_format_of_their_table(backend, bytes_sent, dtype, row_bytes):
-    def program(comm):
-        table = new_table(backend, 6, dtype=dtype)
-        keys = np.arange(0, 14, 2) if comm.rank == 1 else np.arange(0)
-        part = Part(table, *on(backend, keys, np.array([0, len(keys)])), None, "sum")
-        forward_parts(backend, comm, [part])
+@pytest.mark.parametrize("repeats", [1, 50])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_bytes_that_leave_a_rank(
+    backend, bytes_sent, options, row_bytes, grad_bytes, repeats, parts
+):
+    """A key travels once for each time that its table comes, however often it is asked for, beside
+    a tag, the number of tables, and of the keys of each; rows in the format of their table."""
 
-    run_ranks(2, program)
-    assert dict(bytes_sent)["return_rows"] == lines(7, row_bytes)
+    def program(comm, asking):
+        table = new_table(backend, 6, **options)
+        keys = np.tile(np.arange(1 - asking, 15 - asking, 2), repeats if comm.rank == asking else 0)
+        part = Part(table, *on(backend, keys, np.array([0, len(keys)])), None, "sum")
+        _, context = forward_parts(backend, comm, [part] * parts)
+        lookup.backward(backend, [backend.xp.ones((1, 6), np.float32)] * parts, context)
+
+    run_ranks(2, lambda comm: program(comm, 0))
+    sent = dict(bytes_sent)
+    assert sent["send_keys"] == 8 * (2 + parts + 7 * parts)
+    assert sent["send_grads"] == parts * lines(7, grad_bytes)
+    bytes_sent.clear()
+    run_ranks(2, lambda comm: program(comm, 1))
+    assert dict(bytes_sent)["return_rows"] == parts * lines(7, row_bytes)

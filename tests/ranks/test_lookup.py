@@ -1,16 +1,18 @@
-"""Lookups and training over real ranks: what all ranks do together is what one big batch does."""
+"""Lookups over real ranks: rows and gradients of one big batch, and errors that all ranks know."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import job
-from sok_lite.comm import SingleCommunicator
+from sok_lite.bridge import job, static_lookup
+from sok_lite.comm import CommunicatorError
+from sok_lite.comm.local import LocalCommunicator, MultiHostCommunicator, connect_local
+from sok_lite.engine.exchange import AllToAllPlan
 from tests.support.step_oracle import flat, key_gradients, outputs, random_ragged
 
-DIM = 4
+DIM, NUM_ROWS = 4, 37
+ROWS = np.random.default_rng(0).normal(size=(NUM_ROWS, DIM)).astype(np.float32)
 COMBINERS = ("sum", "mean", "sqrtn")
 
 
@@ -20,100 +22,97 @@ def over(comm, monkeypatch):
     monkeypatch.setattr(job, "_communicator", comm)
 
 
-def batch_of(rank, seed=0, batch=7):
-    """The ragged keys and output gradients of a rank; batches differ in size."""
-    rng = np.random.default_rng([seed, rank])
-    ragged = random_ragged(rng, batch + rank, 5, -15, 15)
-    return ragged, rng.normal(size=(len(ragged), DIM)).astype(np.float32)
+@pytest.fixture
+def of_several(comm, monkeypatch):
+    """A communicator of several ranks: those that have disagreed do not go on with it."""
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    if isinstance(comm, (MultiHostCommunicator, LocalCommunicator)):
+        comm = connect_local(comm._base)
+        monkeypatch.setattr(job, "_communicator", comm)
+    return comm
 
 
-def to_ragged(ragged):
-    values, splits = flat(ragged, np.int64)
+def batch_of(rank, size, step=0):
+    """The ragged keys and output gradients of a rank; of several the last has none at times."""
+    rng = np.random.default_rng([step, rank])
+    batch = 0 if size > 1 and rank == size - 1 and step % 2 else 7 + rank
+    return random_ragged(rng, batch, 5, 0, NUM_ROWS), rng.normal(size=(batch, DIM)).astype("f4")
+
+
+def to_ragged(ragged, dtype=np.int64):
+    values, splits = flat(ragged, dtype)
     return tf.RaggedTensor.from_row_splits(tf.constant(values), tf.constant(splits))
 
 
-def row_of(key):
-    """The row of a key in these tests: the same on whatever rank it lies."""
-    return (key % 50) + np.arange(DIM) / 8
-
-
-def new_table(comm, keys=range(-15, 15), **options):
-    """A table whose keys are assigned where they belong, as a loader does."""
-    table = sok.DynamicVariable(DIM, name="table", **options)
-    mine = [key for key in keys if key % comm.size == comm.rank]
-    sok.assign(table, mine, np.array([row_of(key) for key in mine]).reshape(-1, DIM).astype("f4"))
-    return table
-
-
 def eagerly(function):
-    return function()
+    return function
 
 
 def traced(function):
-    return tf.function(function)()
+    return tf.function(function, reduce_retracing=True)
 
 
 @pytest.mark.parametrize("run", [eagerly, traced], ids=["eager", "tf.function"])
-@pytest.mark.parametrize("combiner", COMBINERS)
-def test_outputs_and_gradients_are_those_of_all_ranks_together(comm, combiner, run):
-    table = new_table(comm)
-    ragged, out_grads = batch_of(comm.rank)
-    ids = to_ragged(ragged)
+@pytest.mark.parametrize("placed", ["distributed", "localized:0", "localized:last"])
+@pytest.mark.parametrize("kind", ["growing", "static"])
+def test_outputs_and_gradients_are_those_of_all_ranks_together(comm, kind, placed, run):
+    """By `lookup_sparse`, which has the table in three parts, and by a row for each key."""
+    owner = {"localized:0": 0, "localized:last": comm.size - 1}.get(placed)
+    mode, keys = placed if owner is None else f"localized:{owner}", np.arange(NUM_ROWS)
+    mine = keys[(keys % comm.size if owner is None else keys * 0 + owner) == comm.rank]
+    if kind == "static":
+        table = sok.Variable(ROWS, mode=mode)
+    else:
+        table = sok.DynamicVariable(DIM, name="table", mode=mode)
+        sok.assign(table, mine, ROWS[mine])
 
-    def step():
-        with tf.GradientTape() as tape:
-            out = sok.lookup_sparse(table, ids, combiners=combiner)
-            loss = tf.reduce_sum(out * out_grads)
-        return out, tape.gradient(loss, table)
-
-    out, gradient = run(step)
-    np.testing.assert_allclose(out, outputs(ragged, row_of, combiner, DIM), rtol=1e-5, atol=1e-5)
-    expected = {}
-    for rank in range(comm.size):
-        for key, grad in key_gradients(*batch_of(rank), combiner).items():
-            if key % comm.size == comm.rank:
-                expected[key] = expected.get(key, 0) + grad
-    keys = gradient.indices.numpy().tolist()
-    assert sorted(keys) == sorted(expected)
-    np.testing.assert_allclose(
-        gradient.values,
-        np.array([expected[k] for k in keys]).reshape(-1, DIM),
-        rtol=1e-5,
-        atol=1e-5,
-    )
-
-
-def test_many_tables_weights_and_a_rank_with_nothing(comm):
-    tables = [new_table(comm) for _ in range(3)]
-    ragged, _ = batch_of(comm.rank, seed=1)
-    if comm.rank == comm.size - 1 and comm.size > 1:
-        ragged = []
-    ids = to_ragged(ragged)
-    weights = ids.with_flat_values(tf.fill(tf.shape(ids.flat_values), 2.0))
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
+    def step(ids, out_grads):
+        weights = tf.cast(1 + ids % 3, tf.float32)
+        with tf.GradientTape(persistent=True) as tape:
             outs = sok.lookup_sparse(
-                tables, [ids, ids.to_sparse(), ids], [None, None, weights], list(COMBINERS)
+                [table] * 3, [ids, ids.to_sparse(), ids], [None, None, weights], COMBINERS
             )
-            loss = tf.add_n([tf.reduce_sum(out) for out in outs])
-        return outs, tape.gradient(loss, tables)
+            loss = tf.add_n([tf.reduce_sum(out * out_grads) for out in outs])
+            rows = sok.all2all_dense_embedding(table, ids.flat_values)
+            other = tf.reduce_sum(rows * tf.gather(out_grads, ids.value_rowids()))
+        gradients = [tape.gradient(each, table) for each in (loss, other)]
+        return outs, rows, [(each.indices, each.values) for each in gradients]
 
-    outs, gradients = step()
-    twice = [[2.0] * len(row) for row in ragged]
-    for out, combiner, weight in zip(outs, COMBINERS, [None, None, twice], strict=True):
-        expected = outputs(ragged, row_of, combiner, DIM, weight)
-        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
-    assert all(np.isfinite(gradient.values).all() for gradient in gradients)
+    call = run(step)
+    for number in range(3):
+        ragged, out_grads = batch_of(comm.rank, comm.size, number)
+        outs, rows, gradients = call(to_ragged(ragged), tf.constant(out_grads))
+        factors = [[1.0 + key % 3 for key in row] for row in ragged]
+        for out, combiner, weights in zip(outs, COMBINERS, [None, None, factors], strict=True):
+            expected = outputs(ragged, lambda key: ROWS[key], combiner, DIM, weights)
+            np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(rows, ROWS[flat(ragged, np.int64)[0]])
+        for which, (indices, values) in zip((COMBINERS, ["sum"]), gradients, strict=True):
+            total, found = np.zeros((NUM_ROWS, DIM)), np.zeros((NUM_ROWS, DIM))
+            asked = set()
+            for rank in range(comm.size):
+                ragged, out_grads = batch_of(rank, comm.size, number)
+                factors = [[1.0 + key % 3 for key in row] for row in ragged]
+                for combiner in which:
+                    given = factors if combiner == "sqrtn" else None
+                    for key, grad in key_gradients(ragged, out_grads, combiner, given).items():
+                        total[key] += grad
+                        asked.add(key)
+            places = indices.numpy()
+            places = mine[places] if kind == "static" else places
+            np.add.at(found, places, values)
+            assert set(places.tolist()) == asked & set(mine.tolist())
+            np.testing.assert_allclose(found[mine], total[mine], rtol=1e-5, atol=1e-5)
+    if kind == "growing":
+        assert table.table.size == len(mine)
 
 
 @pytest.mark.parametrize("key_type", [tf.int32, tf.uint64], ids=lambda d: d.name)
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
 def test_other_formats_travel(comm, key_type, dtype):
-    table = sok.DynamicVariable(
-        DIM, name="formats", key_type=key_type, dtype=dtype, initializer="2"
-    )
+    table = sok.DynamicVariable(DIM, "2", name="formats", key_type=key_type, dtype=dtype)
+    static = sok.Variable(ROWS, dtype=dtype)
     top = np.iinfo(key_type.as_numpy_dtype).max
     keys = np.array([top, 0, top - 1, top], key_type.as_numpy_dtype)
     ids = tf.RaggedTensor.from_row_lengths(tf.constant(keys), [3, 1])
@@ -126,88 +125,155 @@ def test_other_formats_travel(comm, key_type, dtype):
     mine = {key: comm.size * n for key, n in expected.items() if key % comm.size == comm.rank}
     found = zip(gradient.indices.numpy().tolist(), gradient.values.numpy()[:, 0], strict=True)
     assert dict(found) == mine
+    rows = sok.all2all_dense_embedding(static, np.array([7, 0, 7]))
+    np.testing.assert_array_equal(rows, tf.cast(ROWS, dtype).numpy()[[7, 0, 7]])
 
 
-def train(comm, size, make_optimizer, steps=20, batch=24):
-    """Trains on a share of a global batch; returns every key's row, from all ranks."""
-    table = sok.DynamicVariable(DIM, name="trained", initializer="uniform", seed=3)
-    optimizer = sok.OptimizerWrapper(make_optimizer())
-    share = slice(comm.rank * batch // size, (comm.rank + 1) * batch // size)
-    first, second = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)
+def test_what_is_not_lookup_sparse_stays_on_its_rank(comm):
+    table = sok.DynamicVariable(DIM, "2", name="mine", mode="localized:0")
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [comm.rank]), [[2.0] * DIM])
+    assert sok.export(table)[0].numpy().tolist() == [comm.rank]
 
-    @tf.function(input_signature=[first, second, tf.TensorSpec([None, DIM], tf.float32)])
-    def step(values, splits, target):
-        ids = tf.RaggedTensor.from_row_splits(values, splits)
-        with tf.GradientTape() as tape:
-            out = sok.lookup_sparse(table, ids, combiners="mean")
-            loss = tf.reduce_sum((out - target) ** 2)
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
-    for number in range(steps):
-        rng = np.random.default_rng([9, number])
-        ragged = random_ragged(rng, batch, 4, -40, 40)
-        target = rng.normal(size=(batch, DIM)).astype(np.float32)
-        values, splits = flat(ragged[share], np.int64)
-        step(tf.constant(values), tf.constant(splits), tf.constant(target[share]))
-    return sok.export(table)
+def test_only_the_rank_that_has_the_table_counts_for_what_rows_begin_with(comm):
+    table = sok.DynamicVariable(
+        DIM, str(10 + comm.rank), name="begins", seed=comm.rank, mode=f"localized:{comm.size - 1}"
+    )
+    out = sok.lookup_sparse(table, to_ragged([[3, comm.rank]]), combiners="mean")
+    np.testing.assert_array_equal(out, [[9.0 + comm.size] * DIM])
+
+
+# ---- errors
+
+
+def by_tens(keys, ranks):
+    return (keys // 10) % ranks
+
+
+def other_tens(keys, ranks):
+    return (keys // 10 + 1) % ranks
+
+
+# Of each what the error says, and how a table is made by rank.
+DIFFERENT = {
+    "dimension of table 1 is 4 on rank 0 and 5 on rank 1": lambda rank: {"dimension": 4 + rank},
+    "owner of keys of table 1 is 'key mod ranks' on rank 0 and 'rank 0' on rank 1": lambda rank: {
+        "mode": "localized:0" if rank else None
+    },
+    "by_tens": lambda rank: {"partitioner": other_tens if rank else by_tens},
+    "gradients sent as bfloat16 of table 1 is True": lambda rank: {
+        "gradient_dtype": tf.float32 if rank else tf.bfloat16
+    },
+    "number of rows of table 1 is 10 on rank 0 and 11 on ran": lambda rank: {
+        "initial_value": ROWS[: 10 + rank]
+    },
+}
+
+
+@pytest.mark.parametrize("text", DIFFERENT)
+def test_tables_that_differ_between_ranks_raise_on_all(of_several, text):
+    options = DIFFERENT[text](of_several.rank)
+    make = sok.Variable if "initial_value" in options else sok.DynamicVariable
+    options = options if "initial_value" in options else {"dimension": DIM} | options
+    good, table = sok.DynamicVariable(DIM, name="good"), make(name="differs", **options)
+    with pytest.raises(ValueError, match=text):
+        sok.lookup_sparse([good, table], [to_ragged([[1]])] * 2, combiners="sum")
+    assert good.table.size == 0
+
+
+def test_a_table_that_one_rank_makes_again_in_another_mode_raises_on_all(of_several):
+    """The ranks have agreed on one of that name before."""
+    ids = to_ragged([[1]])
+    sok.lookup_sparse(sok.DynamicVariable(DIM, name="again"), ids)
+    mode = "localized:0" if of_several.rank else None
+    table = sok.DynamicVariable(DIM, name="again", mode=mode)
+    with pytest.raises(CommunicatorError, match="different calls"):
+        sok.lookup_sparse(table, ids)
+    assert table.table.size == 0
+
+
+@pytest.mark.parametrize("run", [eagerly, traced], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("kind", ["narrow", "few"])
+def test_a_key_that_fits_on_no_rank_fails_on_all_of_them(comm, run, kind):
+    other = sok.DynamicVariable(2, name="other")
+    if kind == "few":
+        table, text = sok.Variable(ROWS, name="few"), "from 0 to 36: it has 37 rows. Received: 40"
+    else:
+        table, text = sok.DynamicVariable(DIM, key_type=tf.int32, name="narrow"), "must fit int32"
+    call = run(lambda ids: sok.lookup_sparse([other, table], [ids, ids], combiners="sum"))
+    bad = 40 if kind == "few" else 2**40
+    with pytest.raises((ValueError, RuntimeError, tf.errors.OpError), match=text):
+        call(to_ragged([[bad if comm.rank == comm.size - 1 else 5]]))
+    assert other.table.size == 0
+    assert call(to_ragged([[5]]))[1].shape == (1, DIM)
+
+
+def test_a_row_that_there_is_not_is_told_to_all_ranks_of_a_session(comm):
+    """It runs what it has to in any order."""
+    with tf.Graph().as_default():
+        tables = [sok.DynamicVariable(2, name="other"), sok.Variable(ROWS, name="few")]
+        row = NUM_ROWS if comm.rank == comm.size - 1 else 0
+        outs = sok.lookup_sparse(tables, [to_ragged([[row]])] * 2)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            with pytest.raises(Exception, match="'few' must be from 0 to 36"):
+                session.run(outs[0])
+        assert tables[0].table.size == 0
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda: keras.optimizers.SGD(0.05), lambda: keras.optimizers.Adam(0.01)],
-    ids=["SGD", "Adam"],
+    ("module", "name", "run"),
+    [
+        (static_lookup, "_read", eagerly),  # in a graph that is TensorFlow's
+        (AllToAllPlan, "restore", eagerly),
+        (AllToAllPlan, "restore", traced),
+    ],
+    ids=["read", "taken, eager", "taken, tf.function"],
 )
-def test_the_same_seed_trains_the_same_table_on_any_number_of_ranks(comm, make, monkeypatch):
-    keys, values = train(comm, comm.size, make)
-    assert all(key % comm.size == comm.rank for key in keys.numpy().tolist())
-    all_keys = comm.allgatherv(keys.numpy()).rows
-    all_values = comm.allgatherv(values.numpy()).rows
-    order = np.argsort(all_keys)
-    # Every rank trains the whole batch by itself, too.
-    monkeypatch.setattr(job, "_communicator", SingleCommunicator())
-    one_keys, one_values = train(SingleCommunicator(), 1, make)
-    np.testing.assert_array_equal(all_keys[order], one_keys)
-    np.testing.assert_allclose(all_values[order], one_values, rtol=0, atol=1e-5)
+def test_a_rank_that_fails_once_its_keys_are_sent_tells_those_that_wait(
+    of_several, monkeypatch, module, name, run
+):
+    """They wait for rows, so the reason cannot come in place of keys."""
+    comm = of_several
+    tables = [sok.Variable(ROWS, name="s"), sok.DynamicVariable(2, "ones", name="g")]
+    ids, is_culprit = tf.ragged.constant([[7], [8]], dtype=tf.int64), comm.rank == comm.size - 1
+    call = run(lambda: sok.lookup_sparse(tables, [ids, ids]))
+    call()  # traced, and the ranks have agreed on the tables
+
+    def fails(*_):
+        raise ValueError("these rows cannot be read")
+
+    kind = (CommunicatorError, tf.errors.UnknownError)
+    if is_culprit:
+        kind = (ValueError, tf.errors.InvalidArgumentError)
+    with monkeypatch.context() as patch:
+        if is_culprit:
+            patch.setattr(module, name, fails)
+        with pytest.raises(kind, match="these rows cannot be read"):
+            call()
+    # The ranks are still in step: all refuse to go on, or all go on.
+    if isinstance(comm, (MultiHostCommunicator, LocalCommunicator)):
+        with pytest.raises(CommunicatorError, match="these rows cannot be read"):
+            sok.lookup_sparse(tables, [ids, ids])
+        return
+    np.testing.assert_array_equal(call()[0], ROWS[[7, 8]])
 
 
-def test_parts_assigned_on_another_number_of_ranks_give_the_same_rows(comm, monkeypatch):
-    table = new_table(comm)
-    keys, values = sok.export(table)
-    all_keys = comm.allgatherv(keys.numpy()).rows
-    all_values = comm.allgatherv(values.numpy()).rows
-    # Every rank by itself, as a job of one.
-    monkeypatch.setattr(job, "_communicator", SingleCommunicator())
-    whole = sok.DynamicVariable(DIM)
-    sok.assign(whole, all_keys, all_values)
-    rows = tf.nn.embedding_lookup(whole, np.arange(-15, 15))
-    np.testing.assert_array_equal(rows, [row_of(key).astype("f4") for key in range(-15, 15)])
-
-
-def test_different_lookups_on_different_ranks_raise_on_all(comm):
-    if comm.size == 1:
-        pytest.skip("one rank agrees with itself")
-    table = sok.DynamicVariable(DIM + comm.rank, name="unequal")
-    with pytest.raises(ValueError, match="dimension of table 0 is 4 on rank 0 and 5 on rank 1"):
-        sok.lookup_sparse(table, to_ragged([[1]]))
-    assert table.table.size == 0
-
-
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
-def test_a_key_that_fits_on_no_rank_fails_on_all_of_them(comm, traced):
-    table = sok.DynamicVariable(DIM, key_type=tf.int32, name=f"narrow_{traced}")
-
-    def lookup(keys, splits):
-        ids = tf.RaggedTensor.from_row_splits(keys, splits, validate=False)
-        return sok.lookup_sparse(table, ids, combiners="sum")
-
-    call = tf.function(lookup, reduce_retracing=True) if traced else lookup
-    splits = tf.constant([0, 1], tf.int64)
-    last = comm.size - 1
-    key = 2**40 if comm.rank == last else 5
-    with pytest.raises((ValueError, RuntimeError, tf.errors.OpError), match="must fit int32"):
-        call(tf.constant([key], tf.int64), splits)
-    assert table.table.size == 0
-    assert call(tf.constant([5], tf.int64), splits).shape == (1, DIM)
+def test_a_rank_that_there_is_not_and_wrong_arguments_are_refused_before_any_rank_waits(comm):
+    good = sok.DynamicVariable(DIM, name="good")
+    table = sok.DynamicVariable(DIM, name="nowhere", mode=f"localized:{comm.size}")
+    ids, before = to_ragged([[1]]), comm.turn
+    text = rf"There are only {comm.size} GPU\(s\), cannot put .* on {comm.size}th\(zero-indexed\)"
+    for call in (sok.lookup_sparse, tf.function(sok.lookup_sparse)):
+        with pytest.raises(RuntimeError, match=text):
+            call([good, table], [ids, ids])
+    with pytest.raises(RuntimeError, match=f"only {comm.size} GPU"):
+        sok.Variable(ROWS, mode=f"localized:{comm.size}")
+    for keys, error in (([[1]], ValueError), ([0.5], TypeError)):
+        with pytest.raises(error, match="shape|integers"):
+            sok.all2all_dense_embedding(good, keys)
+    assert comm.turn == before, "a rank has begun a collective"
+    assert good.table.size == 0
 
 
 def test_collectives_of_tensors(comm):

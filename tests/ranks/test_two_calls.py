@@ -64,36 +64,6 @@ def test_two_calls_of_one_session_run_in_one_order_on_all_ranks(comm, has_order)
                 np.testing.assert_array_equal(keys, held(comm, ids))
 
 
-@pytest.mark.full_only("runs sessions for 5 s")
-def test_calls_of_one_session_need_no_thread_each(comm):
-    """Nine lookups and their gradients, in a session of one thread."""
-    count = 9
-    with tf.Graph().as_default():
-        tables = [sok.DynamicVariable(2, "ones", name=f"table_{i}") for i in range(count)]
-        ids = [ids_of(i + 1, i + 2 + comm.rank, 7) for i in range(count)]
-        rows = [
-            sok.lookup_sparse(table, its, combiners="sum")
-            for table, its in zip(tables, ids, strict=True)
-        ]
-        loss = tf.add_n([tf.reduce_sum(row * row) for row in rows])
-        grads = tf.gradients(loss, tables)
-        step = sok.SGD(0.01).apply_gradients(zip(grads, tables, strict=True))
-        exported = [sok.export(table) for table in tables]
-        # Its own: else it had those of the first session of the process, however many they are.
-        config = tf.compat.v1.ConfigProto(
-            use_per_session_threads=True, inter_op_parallelism_threads=1
-        )
-        with tf.compat.v1.Session(config=config) as session:
-            session.run(tf.compat.v1.global_variables_initializer())
-            for _ in range(STEPS):
-                session.run(step)
-            for i, (keys, values) in enumerate(session.run(exported)):
-                expected = trained(count=STEPS, batches=batches(i, comm.size))
-                mine = held(comm, sorted(expected))
-                np.testing.assert_array_equal(keys, mine)
-                np.testing.assert_allclose(values[:, 0], [expected[k] for k in mine], 1e-5)
-
-
 def test_operations_and_host_calls_of_one_session_run_in_one_order(comm):
     """Sums, which are operations, and lookups with their gradients, in a session of one thread."""
     count = 4
@@ -145,23 +115,6 @@ def test_graphs_in_two_threads_have_their_own_rows(comm):
             assert found == sum(first_key + key for key in keys), (first_key, keys)
 
     run_threads(look_up, 2)
-
-
-def batches(i, size):
-    return [[i + 1, i + 2 + rank, 7] for rank in range(size)]
-
-
-def trained(count, batches):
-    """What SGD with a rate of 0.01 makes of rows of ones, by a dict."""
-    rows = {key: 1.0 for batch in batches for key in batch}
-    for _ in range(count):
-        grads = dict.fromkeys(rows, 0.0)
-        for batch in batches:
-            total = sum(rows[key] for key in batch)
-            for key in batch:
-                grads[key] += 2 * total
-        rows = {key: row - 0.01 * grads[key] for key, row in rows.items()}
-    return rows
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])

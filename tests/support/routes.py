@@ -113,7 +113,9 @@ class Route:
 
     def __init__(self, is_native, make):
         self.is_native, self.variables = is_native, make()
-        self.optimizers = [tf.keras.optimizers.SGD(0.5), tf.keras.optimizers.Adam(0.1)]
+        kinds = tf.keras.optimizers
+        # A state of the last one begins with 0.1, which new rows need.
+        self.optimizers = [kinds.SGD(0.5), kinds.Adam(0.1), kinds.Adagrad(0.1)]
         self.optimizers = [sok.OptimizerWrapper(each) for each in self.optimizers]
 
     @contextlib.contextmanager
