@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from scripts.bench.common.row_steps import ensure_state
+from sok_lite.backend import get_backend
 from sok_lite.engine import optimizer_states
+from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.optimizer_states import (
     acquire_states,
     drop_state,
+    drop_states,
     is_used,
     named_states,
     num_bytes_of,
@@ -18,11 +21,12 @@ from sok_lite.engine.optimizer_states import (
     settle_states,
 )
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
+from sok_lite.engine.rows.column import StateOwner
+from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table.content import take
 from sok_lite.engine.table.restore import restore
 from tests.support import reference_updates
 from tests.support.helpers import new_table, update_of
-from tests.support.own_process import run_limited
 from tests.support.steps import apply_updates
 
 DIM = 3
@@ -297,32 +301,18 @@ def test_a_rule_that_comes_to_need_one_more_state_keeps_the_others(backend):
 
 
 def test_a_far_file_gives_its_space_back(tmp_path):
-    program = """
-        import os
-        import sys
-        import numpy as np
-        from sok_lite.backend import get_backend
-        from sok_lite.engine.dtypes import row_dtype
-        from sok_lite.engine.optimizer_states import drop_states
-        from sok_lite.engine.rows.column import StateOwner
-        from sok_lite.engine.rows.store import RowStore
-
-        store = RowStore(get_backend("cpu"), 64, row_dtype("float32"), near_rows=64,
-                         far_path=sys.argv[1])
-        rows = store.allocate(64 + (1 << 14))
-        store.write(rows, np.ones((rows.size, 64), np.float32))
-        space = lambda: 512 * os.stat(sys.argv[1]).st_blocks
-        before = space()
-        columns = store.add_states({"m": (64, 0.5), "v": (64, 0.0)}, StateOwner())
-        assert space() >= 2.9 * before, (space(), before)
-        drop_states(store, columns)
-        assert space() <= 1.1 * before, (space(), before)
-        assert (store.read(rows) == 1).all()
-        more = store.allocate(1 << 14)
-        assert (store.read(more) == 0).all() and (store.read(rows) == 1).all()
-        print("whole")
-    """
-    assert run_limited(program, tmp_path / "rows") == ["whole"]
+    path = tmp_path / "rows"
+    store = RowStore(get_backend("cpu"), 64, row_dtype("float32"), near_rows=64, far_path=str(path))
+    rows = store.allocate(64 + (1 << 14))
+    store.write(rows, np.ones((rows.size, 64), np.float32))
+    before = path.stat().st_blocks
+    columns = store.add_states({"m": (64, 0.5), "v": (64, 0.0)}, StateOwner())
+    assert path.stat().st_blocks >= 2.9 * before
+    drop_states(store, columns)
+    assert path.stat().st_blocks <= 1.1 * before
+    assert (store.read(rows) == 1).all()
+    more = store.allocate(1 << 14)
+    assert (store.read(more) == 0).all() and (store.read(rows) == 1).all()
 
 
 # ---- by name
