@@ -112,6 +112,19 @@ def test_the_twin_is_the_frameworks_optimizer(case):
     np.testing.assert_allclose(dense_rows(case), twin_rows(case)[0], rtol=1e-5, atol=1e-5)
 
 
+def test_tf1_adam_is_followed_over_many_steps():
+    """It multiplies its powers step by step: their errors add up, which a power does not have."""
+    table, start = sok.DynamicVariable(DIMS[0]), starts()[0]
+    sok.assign(table, KEYS, start)
+    dense, theirs = tf.Variable(start), tf.compat.v1.train.AdamOptimizer(0.05)
+    ours = sok.OptimizerWrapper(tf.compat.v1.train.AdamOptimizer(0.05))
+    for seed in range(300):
+        grads = np.random.default_rng(seed).normal(size=start.shape).astype(np.float32)
+        ours.apply_gradients([(tf.IndexedSlices(grads, tf.constant(KEYS)), table)])
+        theirs.apply_gradients([(tf.constant(grads), dense)])
+    np.testing.assert_allclose(tf.nn.embedding_lookup(table, KEYS), dense, rtol=2e-6, atol=2e-6)
+
+
 def test_every_optimizer_with_a_rule_has_a_case():
     from tools.optimizer_table import rows
 

@@ -44,13 +44,66 @@ def some_grads(seed, dim, n=3):
     return np.random.default_rng(seed).normal(size=(n, dim)).astype(np.float32)
 
 
-@every
+class Scaled(OfKeras3):
+    """Its config does not have what its `__init__` sets."""
+
+    def __init__(self, learning_rate=0.1, rho=0.9):
+        super().__init__(learning_rate, rho, loss_scale_factor=4.0)
+
+    def get_config(self):
+        return {"learning_rate": 0.1, "rho": 0.9}
+
+
+def halving(base, **options):
+    """Makes an optimizer of a class that changes the step of another one."""
+    is_old = base.__module__.startswith(("tensorflow", "tf_keras.src.optimizers.legacy"))
+    name = "_resource_apply_dense" if is_old else "update_step"
+
+    def halved(self, gradient, *rest, **more):
+        return getattr(super(Mine, self), name)(tf.sign(gradient) * 0.5, *rest, **more)
+
+    Mine = type("Mine", (base,), {name: halved})
+    return lambda: Mine(0.1, **options)
+
+
+def decaying(make, package):
+    rate = package.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
+    return lambda: make(rate, weight_decay=0.1)
+
+
+BEGUN = {"initial_accumulator_value": 0.5}
+MAKES = {
+    **{make.__name__: make for make in ALL},
+    # Gradients are clipped and unscaled once: by the wrapper, of all variables, not by the copy.
+    **{
+        f"{make.__name__} {limit}": lambda make=make, limit=limit: make(**{limit: 0.5})
+        for make in (OfKeras3, OfTfKeras, OfLegacy)
+        for limit in ("clipvalue", "clipnorm", "global_clipnorm")
+    },
+    "unscaled": Scaled,
+    "schedule of Keras 3": decaying(OfKeras3, keras),
+    "schedule of tf_keras": decaying(OfTfKeras, tf_keras),
+    # A state begins as the optimizer makes it.
+    "halved Keras 3": halving(k3.Adagrad, **BEGUN),
+    "halved tf_keras": halving(new.Adagrad, **BEGUN),
+    "halved legacy": halving(legacy.Adagrad, **BEGUN),
+    "halved TF1": halving(v1.AdamOptimizer),
+}
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_rows_move_as_dense_variables_do(make, mode):
-    """Two tables and a dense variable, all rows touched in each of 50 steps."""
+    """Two tables, one of which does not decay, and a dense variable."""
     tables = [new_table(4, "a"), new_table(3, "b")]
-    variables = [tf.Variable(rows_of(table)) for table in tables]
-    dense, alone = tf.Variable([[1.0, 2.0]]), tf.Variable([[1.0, 2.0]])
-    ours, theirs = sok.OptimizerWrapper(make()), make()
+    dense = tf.Variable([[1.0, 2.0]])
+    inner, theirs = make(), make()
+    is_new = isinstance(inner, k3.Optimizer)
+    of_framework = keras.Variable if is_new else tf.Variable
+    variables = [of_framework(each) for each in [*map(rows_of, tables), dense.numpy()]]
+    if getattr(inner, "weight_decay", None):
+        for optimizer, last in ((inner, tables[1]), (theirs, variables[1])):
+            optimizer.exclude_from_weight_decay(var_list=[last])
+    ours = sok.OptimizerWrapper(inner)
 
     @mode
     def step(a, b, grad):
@@ -58,53 +111,77 @@ def test_rows_move_as_dense_variables_do(make, mode):
         halves = slices(tf.concat([a * 0.25, a * 0.75], 0), KEYS * 2)
         ours.apply_gradients([(halves, tables[0]), (grad, dense), (slices(b), tables[1])])
 
-    for i in range(50):
-        a, b, grad = some_grads(i, 4), some_grads(i + 50, 3), some_grads(i + 100, 2, 1)
-        step(tf.constant(a), tf.constant(b), tf.constant(grad))
-        pairs = [(a, variables[0]), (b, variables[1]), (grad, alone)]
-        theirs.apply_gradients([(tf.constant(value), variable) for value, variable in pairs])
-    for table, variable in zip(tables, variables, strict=True):
-        np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(dense, alone, rtol=1e-5, atol=1e-5)
-    assert ours.iterations == 50
+    for i in range(10):
+        grads = [some_grads(i, 4), some_grads(i + 50, 3), some_grads(i + 100, 2, 1)]
+        step(*map(tf.constant, grads))
+        theirs.apply_gradients(zip(map(tf.constant, grads), variables, strict=True))
+    for found, variable in zip([*map(rows_of, tables), dense], variables, strict=True):
+        np.testing.assert_allclose(found, variable.numpy(), rtol=1e-5, atol=1e-5)
+    assert ours.iterations == 10
 
 
 @every
-def test_only_touched_rows_and_states_move(make, mode):
-    table, twin = new_table(3, "lazy"), Twin()
-    rng = np.random.default_rng(0)
+def test_rows_and_states_follow_the_twin(make, mode):
+    """Some rows in a step, or none; of 16 bits; settings that change between steps."""
     keys = np.arange(20) * 1009 - 7
-    rows = dict(zip(keys.tolist(), rows_of(table, keys).astype(np.float64), strict=True))
-    ours = sok.OptimizerWrapper(make())
+    dtypes = {tf.float32: 1e-5, tf.bfloat16: 6e-2}
+    tables = [new_table(3, dtype.name, dtype=dtype) for dtype in dtypes]
+    rows = [
+        dict(zip(keys.tolist(), tf.cast(rows_of(table, keys), tf.float64).numpy(), strict=True))
+        for table in tables
+    ]
+    inner, twins = make(), [Twin() for _ in tables]
+    ours, rng = sok.OptimizerWrapper(inner), np.random.default_rng(0)
 
-    @mode
     def step(touched, grads):
-        ours.apply_gradients([(tf.IndexedSlices(grads, touched), table)])
+        ours.apply_gradients([(tf.IndexedSlices(grads, touched), table) for table in tables])
 
-    for i in range(10):
-        touched = rng.choice(keys, 7, replace=False)
-        grads = some_grads(i, 3, 7)
+    changes = mode.__name__ == "eagerly"
+    names = ("_lr", "_rho") if make is OfV1 else ("learning_rate", "rho")
+    step = mode(step)
+    for i in range(8):
+        rate, rho = (0.1 / (1 + i % 3), 0.9 - 0.1 * (i % 3)) if changes else (0.1, 0.9)
+        if changes:
+            setattr(inner, names[0], rate)
+            setattr(inner, names[1], rho)
+        touched = rng.choice(keys, 0 if i == 3 else 7, replace=False)
+        grads = some_grads(i, 3, len(touched))
         step(tf.constant(touched), tf.constant(grads))
-        twin.step(rows, touched.tolist(), grads)
-    np.testing.assert_allclose(rows_of(table, keys), [rows[k] for k in keys.tolist()], atol=1e-5)
-    slot = ours.get_slot(table, "mom")
+        for twin, of_table in zip(twins, rows, strict=True):
+            twin.rho = rho
+            twin.step(of_table, touched.tolist(), grads, rate)
+    for table, of_table, within in zip(tables, rows, dtypes.values(), strict=True):
+        found = tf.cast(rows_of(table, keys), tf.float64)
+        np.testing.assert_allclose(found, [of_table[k] for k in keys.tolist()], atol=within)
+    slot = ours.get_slot(tables[0], "mom")
     held = dict(zip(*(part.numpy().tolist() for part in slot.export()), strict=True))
-    for key, row in twin.m.items():
+    for key, row in twins[0].m.items():
         np.testing.assert_allclose(held[key], row, rtol=1e-5, atol=1e-5)
 
 
 @every
-def test_tables_come_in_any_steps_and_numbers_go_on(make):
-    """A table that is not in a step keeps its states, and a new one begins with its own."""
-    tables = {name: new_table(dim, name) for name, dim in [("a", 4), ("b", 3), ("c", 4)]}
+def test_tables_come_in_any_steps_and_numbers_go_on(make, tmp_path):
+    """A table that is not in a step keeps its states, a new one begins with its own, a copy of the
+    wrapper and one that reads a checkpoint go on."""
+
+    def made():
+        tables = {name: new_table(dim, name) for name, dim in [("a", 4), ("b", 3), ("c", 4)]}
+        return tables, sok.OptimizerWrapper(make())
+
+    tables, ours = made()
     variables = {name: tf.Variable(rows_of(table)) for name, table in tables.items()}
-    ours, theirs = sok.OptimizerWrapper(make()), make()
+    theirs = make()
     if make is not OfV1 and make is not OfLegacy:  # built once, for all
         theirs.build(list(variables.values()))
     if make is OfV1:
         theirs._create_slots(list(variables.values()))
     # tf_keras' counts by all variables that it was built with.
     for i, names in enumerate(["a", "ab", "b", "cab", "c", "ac"]):
+        if i == 3:
+            path = tf.train.Checkpoint(optimizer=ours, **tables).write(str(tmp_path / "ckpt"))
+            copy.deepcopy(ours).apply_gradients([(slices(np.ones([3, 2])), new_table(2, "d"))])
+            tables, ours = made()
+            tf.train.Checkpoint(optimizer=ours, **tables).read(path)
         grads = {name: some_grads(i, tables[name].dimension) for name in names}
         ours.apply_gradients([(slices(grads[name]), tables[name]) for name in names])
         theirs.apply_gradients([(tf.constant(grads[name]), variables[name]) for name in names])
@@ -112,102 +189,11 @@ def test_tables_come_in_any_steps_and_numbers_go_on(make):
         np.testing.assert_allclose(rows_of(table), variables[name], rtol=1e-5, atol=1e-5)
 
 
-@every
-def test_a_step_without_rows_counts(make, mode):
-    table, other, twin = new_table(3, "rows"), new_table(4, "none"), Twin()
-    rows = dict(zip(KEYS, rows_of(table).astype(np.float64), strict=True))
-    ours = sok.OptimizerWrapper(make())
-
-    @mode
-    def step(keys, grads):
-        nothing = tf.IndexedSlices(tf.zeros((0, 4)), tf.zeros(0, tf.int64))
-        ours.apply_gradients([(tf.IndexedSlices(grads, keys), table), (nothing, other)])
-
-    for i in range(5):
-        keys = KEYS if i % 2 else []
-        step(tf.constant(keys, tf.int64), tf.constant(some_grads(i, 3)[: len(keys)]))
-        twin.step(rows, keys, some_grads(i, 3)[: len(keys)])
-    np.testing.assert_allclose(rows_of(table), [rows[key] for key in KEYS], atol=1e-5)
-    assert int(other.size[0]) == 0
-
-
-@pytest.mark.parametrize(
-    ("base", "step"),
-    [
-        (k3.Adam, "update_step"),
-        (new.Adam, "update_step"),
-        (legacy.Adam, "_resource_apply_dense"),
-        (v1.AdamOptimizer, "_resource_apply_dense"),
-    ],
-    ids=["Keras 3", "tf_keras", "legacy", "v1"],
-)
-def test_a_subclass_that_changes_the_step(base, step, mode):
-    def halved(self, gradient, *rest, **more):
-        return getattr(super(Mine, self), step)(tf.sign(gradient) * 0.5, *rest, **more)
-
-    Mine = type("Mine", (base,), {step: halved})
-    table = new_table(4, "adam")
-    variable = tf.Variable(rows_of(table))
-    ours, theirs = sok.OptimizerWrapper(Mine(0.1)), Mine(0.1)
-
-    @mode
-    def train(grads):
-        ours.apply_gradients([(slices(grads), table)])
-
-    for i in range(5):
-        train(tf.constant(some_grads(i, 4)))
-        theirs.apply_gradients([(tf.constant(some_grads(i, 4)), variable)])
-    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
-    assert not np.allclose(variable, rows_of(new_table(4, "adam")), atol=1e-2)
-
-
-@pytest.mark.parametrize("package", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
-def test_states_begin_as_the_optimizer_makes_them(package):
-    class Mine(package.Adagrad):
-        def mine(self):
-            """Makes it a class with something of its own."""
-
-    table = new_table(4, "adagrad")
-    variable = tf.Variable(rows_of(table))
-    ours = sok.OptimizerWrapper(Mine(0.1, initial_accumulator_value=0.5))
-    theirs = Mine(0.1, initial_accumulator_value=0.5)
-    for i in range(3):
-        ours.apply_gradients([(slices(some_grads(i, 4)), table)])
-        theirs.apply_gradients([(tf.constant(some_grads(i, 4)), variable)])
-    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("make", [OfKeras3, OfTfKeras])
-def test_optimizers_see_the_names_of_tables(make):
-    class Named(make):
-        def update_step(self, gradient, variable, *rate):
-            sign = -1.0 if "item" in variable.name else 1.0
-            super().update_step(sign * gradient, variable, *rate)
-
-    tables = [new_table(2, "user id"), new_table(2, "item id")]
-    start = [rows_of(table) for table in tables]
-    ours = sok.OptimizerWrapper(Named())
-    ours.apply_gradients([(slices(np.ones((3, 2))), table) for table in tables])
-    moves = [rows_of(table) - rows for table, rows in zip(tables, start, strict=True)]
-    assert (moves[0] < 0).all()
-    np.testing.assert_allclose(moves[1], -moves[0], rtol=1e-5)
-
-
-def test_a_subclass_that_changes_nothing_keeps_its_rule():
-    class Same(k3.SGD):
-        def __init__(self):
-            super().__init__(0.5, momentum=0.9)
-
-    ours = sok.OptimizerWrapper(Same(), stochastic_rounding=True)
-    assert ours.get_slot_names() == ["momentum"]
-
-
-@pytest.mark.parametrize("placeholder", [True, False])
-def test_in_a_tf1_session(placeholder):
+def test_in_a_tf1_session():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         table = new_table(3, "tf1")
         start = tf.nn.embedding_lookup(table, tf.constant(KEYS, tf.int64))
-        rate = tf.compat.v1.placeholder(tf.float32, []) if placeholder else 0.1
+        rate = tf.compat.v1.placeholder(tf.float32, [])
         rho = tf.compat.v1.get_variable("rho", initializer=0.9, use_resource=True)
         grads = tf.compat.v1.placeholder(tf.float32, [3, 3])
         train = sok.OptimizerWrapper(OfV1(rate, rho)).apply_gradients([(slices(grads), table)])
@@ -215,87 +201,9 @@ def test_in_a_tf1_session(placeholder):
         found = session.run(start).astype(np.float64)
         rows, twin = dict(zip(KEYS, found, strict=True)), Twin()
         for i in range(5):
-            fed = {rate: 0.1 * (i + 1)} if placeholder else {}
-            session.run(train, {grads: some_grads(i, 3), **fed})
-            twin.step(rows, KEYS, some_grads(i, 3), 0.1 * (i + 1) if placeholder else 0.1)
+            session.run(train, {grads: some_grads(i, 3), rate: 0.1 * (i + 1)})
+            twin.step(rows, KEYS, some_grads(i, 3), 0.1 * (i + 1))
         np.testing.assert_allclose(session.run(start), [rows[k] for k in KEYS], atol=1e-5)
-
-
-@every
-def test_settings_are_read_in_each_step(make):
-    table, twin = new_table(3, "settings"), Twin()
-    rows = dict(zip(KEYS, rows_of(table).astype(np.float64), strict=True))
-    inner = make()
-    ours = sok.OptimizerWrapper(inner)
-    for i in range(4):
-        rate = 0.1 / (i + 1)
-        if make is OfV1:
-            inner._lr = rate
-            inner._rho = twin.rho = 0.9 - 0.1 * i
-        else:
-            inner.learning_rate = rate
-            inner.rho = twin.rho = 0.9 - 0.1 * i
-        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
-        twin.step(rows, KEYS, some_grads(i, 3), rate)
-    np.testing.assert_allclose(rows_of(table), [rows[key] for key in KEYS], atol=1e-5)
-
-
-@pytest.mark.parametrize("make, package", [(OfKeras3, keras), (OfTfKeras, tf_keras)])
-def test_a_schedule_and_weight_decay(make, package):
-    tables = [new_table(3, "decayed"), new_table(3, "not")]
-    variables = [
-        package.Variable(rows_of(t)) if package is keras else tf.Variable(rows_of(t))
-        for t in tables
-    ]
-    schedules = package.optimizers.schedules
-
-    def new_optimizer(last):
-        made = make(schedules.ExponentialDecay(0.5, 2, 0.5), weight_decay=0.1)
-        made.exclude_from_weight_decay(var_list=[last])
-        return made
-
-    ours = sok.OptimizerWrapper(new_optimizer(tables[1]))
-    theirs = new_optimizer(variables[1])
-    for i in range(5):
-        a, b = some_grads(i, 3), some_grads(i + 9, 3)
-        ours.apply_gradients([(slices(a), tables[0]), (slices(b), tables[1])])
-        theirs.apply_gradients(zip([tf.constant(a), tf.constant(b)], variables, strict=True))
-    for table, variable in zip(tables, variables, strict=True):
-        np.testing.assert_allclose(rows_of(table), variable.numpy(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("make", [OfKeras3, OfTfKeras, OfLegacy])
-@pytest.mark.parametrize("limit", ["clipvalue", "clipnorm", "global_clipnorm"])
-def test_gradients_are_clipped_once(make, limit, mode):
-    """By the wrapper, of all variables; not by the copy once more, of the tables alone."""
-    table, dense = new_table(3, "clipped"), tf.Variable([[3.0, -1.0]])
-    variable, alone = tf.Variable(rows_of(table)), tf.Variable([[3.0, -1.0]])
-    ours, theirs = sok.OptimizerWrapper(make(**{limit: 0.5})), make(**{limit: 0.5})
-
-    @mode
-    def step(grads, dense_grads):
-        ours.apply_gradients([(slices(grads), table), (dense_grads, dense)])
-
-    for i in range(4):
-        grads, others = tf.constant(some_grads(i, 3)), tf.constant(some_grads(i + 9, 2, 1))
-        step(grads, others)
-        theirs.apply_gradients([(grads, variable), (others, alone)])
-    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(dense, alone, rtol=1e-5, atol=1e-5)
-
-
-@every
-def test_a_checkpoint_has_states_and_numbers(make, tmp_path):
-    table, ours = new_table(3, "saved"), sok.OptimizerWrapper(make())
-    for i in range(3):
-        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
-    path = tf.train.Checkpoint(table=table, optimizer=ours).write(str(tmp_path / "ckpt"))
-    other, theirs = new_table(3, "saved"), sok.OptimizerWrapper(make())
-    tf.train.Checkpoint(table=other, optimizer=theirs).read(path)
-    for i in range(3, 6):
-        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
-        theirs.apply_gradients([(slices(some_grads(i, 3)), other)])
-    np.testing.assert_array_equal(rows_of(table), rows_of(other))
 
 
 @every
@@ -314,57 +222,64 @@ def test_states_are_read_and_assigned_by_key(make):
     assert ours.get_slot(table, ours.get_slot_names()[1]).dimension == 1
 
 
-@every
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
-def test_rows_of_16_bits(make, dtype):
-    table, twin = new_table(3, "short", dtype=dtype), Twin()
-    ours = sok.OptimizerWrapper(make())
-    rows = dict(zip(KEYS, tf.cast(rows_of(table), tf.float64).numpy(), strict=True))
-    for i in range(3):
-        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
-        twin.step(rows, KEYS, some_grads(i, 3))
-    found = tf.cast(rows_of(table), tf.float64)
-    np.testing.assert_allclose(found, [rows[key] for key in KEYS], atol=3e-2)
-
-
 # ---- failures and refusals -----------------------------------------------------------------------
 
 
-def test_a_step_that_raises_changes_nothing():
-    class Failing(OfKeras3):
-        fails = False
+def with_step(base=k3.SGD, init=None, build=None, **methods):
+    """A class whose `update_step` and others are functions; `init`, `build`: after the base's."""
+    name = methods.pop("name", "Mine")
 
-        def update_step(self, gradient, variable, learning_rate):
-            super().update_step(gradient, variable, learning_rate)
-            if Failing.fails:
-                raise ArithmeticError("no")
+    def made_with(self, *args, **options):
+        base.__init__(self, *args, **options)
+        if init is not None:
+            init(self)
 
-    table, dense = new_table(3, "failing"), tf.Variable([[1.0]])
-    ours = sok.OptimizerWrapper(Failing())
-    pairs = [(slices(some_grads(0, 3)), table), (tf.constant([[1.0]]), dense)]
-    ours.apply_gradients(pairs)
-    before = rows_of(table), ours.get_slot(table, "mom").export()[1].numpy(), dense.numpy()
-    Failing.fails = True
-    with pytest.raises(ArithmeticError):
-        ours.apply_gradients(pairs)
-    after = rows_of(table), ours.get_slot(table, "mom").export()[1].numpy(), dense.numpy()
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert ours.iterations == 1
+    def built(self, variables):
+        base.build(self, variables)
+        build(self, variables)
+
+    more = {"__init__": made_with} | ({} if build is None else {"build": built})
+    return type(name, (base,), {**more, **methods})
 
 
-def test_gradients_that_are_not_finite_are_counted_or_refused():
-    table = new_table(3, "nan")
-    grads = some_grads(0, 3)
-    grads[1, 1] = np.nan
-    strict = sok.OptimizerWrapper(OfKeras3(), on_nonfinite="error")
-    before = rows_of(table)
-    with pytest.raises(ValueError, match="1 of 3 gradient rows"):
-        strict.apply_gradients([(slices(grads), table)])
-    np.testing.assert_array_equal(rows_of(table), before)
-    lenient = sok.OptimizerWrapper(OfKeras3())
-    lenient.apply_gradients([(slices(grads), table)])
-    assert lenient.num_nonfinite == 1
+def move(self, variable, by):
+    self.assign_sub(variable, by)
+
+
+def counted(self, gradient, variable, learning_rate):
+    self.steps += 1
+    move(self, variable, gradient * self.steps)
+
+
+def tensor_counted(self, grads, variables=None):
+    """Its number is a tensor from the first step on, and counts from the third."""
+    self.steps = self.steps + tf.constant(1.0)
+    factor = tf.maximum(1.0, self.steps - 2.0)
+    k3.SGD.apply(self, [grad * factor for grad in grads], variables)
+
+
+def late(self, gradient, variable, learning_rate):
+    self.late = self.add_variable(variable.shape)
+    move(self, variable, gradient + self.late)
+
+
+def noisy(self, gradient, variable, learning_rate):
+    move(self, variable, gradient + keras.random.normal(gradient.shape, seed=self.draws))
+
+
+def fail(self, gradient, variable, learning_rate):
+    raise ArithmeticError("never")
+
+
+def flattened(self, gradient, variable, learning_rate):
+    """A momentum of all elements in one vector: which row an element is of nobody knows."""
+    flat = self.flat[self._get_variable_index(variable)]
+    self.assign(flat, 0.9 * flat + keras.ops.reshape(gradient, (-1,)))
+    move(self, variable, keras.ops.reshape(flat, variable.shape))
+
+
+def kept(**attributes):
+    return lambda self: [setattr(self, *each) for each in attributes.items()]
 
 
 class Unlisted(k3.SGD):
@@ -374,101 +289,6 @@ class Unlisted(k3.SGD):
 
     def update_step(self, gradient, variable, learning_rate):
         self.assign_sub(variable, gradient * self.scale)
-
-
-class Counting(k3.SGD):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.steps = 0
-
-    def update_step(self, gradient, variable, learning_rate):
-        self.steps += 1
-        self.assign_sub(variable, gradient * self.steps)
-
-
-class CountingInClass(k3.SGD):
-    steps = 0
-
-    def update_step(self, gradient, variable, learning_rate):
-        self.steps += 1
-        self.assign_sub(variable, gradient * self.steps)
-
-
-class CountingByTensor(k3.SGD):
-    """Its number is a tensor from the first step on, and counts from the third."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.steps = 0.0
-
-    def apply(self, grads, variables=None):
-        self.steps = self.steps + tf.constant(1.0)
-        super().apply([grad * tf.maximum(1.0, self.steps - 2.0) for grad in grads], variables)
-
-
-class Late(k3.SGD):
-    def update_step(self, gradient, variable, learning_rate):
-        self.late = self.add_variable(variable.shape)
-        self.assign_sub(variable, gradient + self.late)
-
-
-class Drawn(OfKeras3):
-    def build(self, variables):
-        super().build(variables)
-        self.ms = [self.add_variable(v.shape, initializer="random_normal") for v in variables]
-
-
-class Double(OfKeras3):
-    def build(self, variables):
-        super().build(variables)
-        self.wide = [self.add_variable(v.shape, dtype="float64", name="wide") for v in variables]
-
-
-class Failing(k3.SGD):
-    def update_step(self, gradient, variable, learning_rate):
-        raise ArithmeticError("never")
-
-
-class WithInner(k3.SGD):
-    """It would be trained by the trial."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.inner = {"fast": [k3.SGD(0.1, momentum=0.9)]}
-
-    def update_step(self, gradient, variable, learning_rate):
-        raise AssertionError("never asked")
-
-
-class V1Inner(v1.Optimizer):
-    def __init__(self):
-        super().__init__(False, "V1Inner")
-        self._opt = v1.MomentumOptimizer(0.1, 0.9)
-
-    def apply_gradients(self, *args, **kwargs):
-        return self._opt.apply_gradients(*args, **kwargs)
-
-
-class Seeded(k3.SGD):
-    """Each copy would draw the same."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.draws = keras.random.SeedGenerator(3)
-
-    def update_step(self, gradient, variable, learning_rate):
-        noise = keras.random.normal(gradient.shape, seed=self.draws)
-        self.assign_sub(variable, gradient + noise)
-
-
-class Remembering(k3.SGD):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.last = {}
-
-    def update_step(self, gradient, variable, learning_rate):
-        self.assign_sub(variable, gradient + self.last.get(variable.name, 0.0))
-        self.last[variable.name] = gradient
 
 
 class V1Remembering(v1.GradientDescentOptimizer):
@@ -481,122 +301,124 @@ class V1Remembering(v1.GradientDescentOptimizer):
         return handle.assign_sub(grad * self.steps[handle.name])
 
 
-class Flat(k3.SGD):
-    """A momentum of all elements in one vector: which row an element is of nobody knows."""
-
-    def build(self, variables):
-        super().build(variables)
-        self.flat = [self.add_variable((v.shape[0] * v.shape[1],)) for v in variables]
-
-    def update_step(self, gradient, variable, learning_rate):
-        flat = self.flat[self._get_variable_index(variable)]
-        self.assign(flat, 0.9 * flat + keras.ops.reshape(gradient, (-1,)))
-        self.assign_sub(variable, keras.ops.reshape(flat, variable.shape))
-
-
-class Clipping(OfKeras3):
-    def _clip_gradients(self, grads):
-        return [grad / 2 for grad in grads]
-
-
 class Nameless(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         return 0.1
 
 
-class OfGroup(GroupAdam):
-    def update_step(self, gradient, variable, learning_rate):
-        super().update_step(gradient * 2, variable, learning_rate)
-
-
-class Holding(v1.GradientDescentOptimizer):
-    def __init__(self):
-        super().__init__(0.1)
-        self.held = [tf.Variable(1.0)]
-
-    def _resource_apply_dense(self, grad, handle):
+def holding():
+    def of_dense(self, grad, handle):
         return handle.assign_sub(grad * self.held[0])
+
+    made = type("Holding", (v1.GradientDescentOptimizer,), {"_resource_apply_dense": of_dense})(0.1)
+    made.held = [tf.Variable(1.0)]
+    return made
+
+
+def of_horovod():
+    hvd = pytest.importorskip("horovod.tensorflow")
+    return hvd.DistributedOptimizer(v1.MomentumOptimizer(0.1, 0.9))
+
+
+def drawn(self, variables):
+    self.ms = [self.add_variable(v.shape, initializer="random_normal") for v in variables]
+
+
+def wide(self, variables):
+    self.wide = [self.add_variable(v.shape, dtype="float64", name="wide") for v in variables]
+
+
+def flat(self, variables):
+    self.flat = [self.add_variable((v.shape[0] * v.shape[1],)) for v in variables]
+
+
+IN_NO_VARIABLE = "is in no variable among its attributes"
+INNER = {"fast": [k3.SGD(0.1, momentum=0.9)]}
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
         (lambda: Unlisted(2.0), r"from_config\(get_config\(\)\) raises TypeError"),
-        (Counting, "attribute 'steps' changes in a step and is no variable"),
-        (CountingInClass, "attribute 'steps' changes in a step and is no variable"),
-        (CountingByTensor, "is in no variable"),
-        (Late, "it makes variables .* while it takes the step"),
-        (Drawn, "does not begin with the same number in all rows"),
-        (Double, "its state 'wide' is float64"),
-        (Failing, r"a step on dense variables raises ArithmeticError\('never'\)"),
-        (WithInner, "an optimizer of its own in 'inner'. Wrap that one"),
-        (V1Inner, "an optimizer of its own in '_opt'"),
-        (Seeded, "is in no variable among its attributes"),
-        (Remembering, "is in no variable among its attributes"),
-        (V1Remembering, "is in no variable among its attributes"),
-        (Flat, "the size of its variable in 'flat' depends on the number of rows"),
-        (lambda: Clipping(clipnorm=1.0), "Clipping clips in a way of its own"),
+        (
+            with_step(init=kept(steps=0), update_step=counted),
+            "attribute 'steps' changes in a step and is no",
+        ),
+        (with_step(init=kept(steps=0.0), apply=tensor_counted), "is in no variable"),
+        (with_step(update_step=late), "it makes variables .* while it takes the step"),
+        (with_step(OfKeras3, build=drawn), "does not begin with the same number in all rows"),
+        (with_step(OfKeras3, build=wide), "its state 'wide' is float64"),
+        (with_step(update_step=fail), r"on dense variables raises ArithmeticError\('never'\)"),
+        # It would be trained by the trial.
+        (
+            with_step(init=kept(inner=INNER), update_step=fail),
+            "an optimizer of its own in 'inner'. Wrap that one",
+        ),
+        (of_horovod, "an optimizer of its own in '_optimizer'"),
+        # Each copy would draw the same.
+        (
+            with_step(
+                init=lambda self: kept(draws=keras.random.SeedGenerator(3))(self), update_step=noisy
+            ),
+            IN_NO_VARIABLE,
+        ),
+        (V1Remembering, IN_NO_VARIABLE),
+        (
+            with_step(build=flat, update_step=flattened),
+            "the size of its variable in 'flat' depends on the number of rows",
+        ),
+        (
+            lambda: with_step(OfKeras3, _clip_gradients=lambda self, grads: grads, name="Clipping")(
+                clipnorm=1.0
+            ),
+            "Clipping clips in a way of its own",
+        ),
         (lambda: OfKeras3(Nameless()), "A schedule of your own needs a get_config too"),
-        (OfGroup, "changes GroupAdam, whose penalties only the update rule of rows has"),
-        (Holding, r"it has variables \('held'\) that are no slots"),
+        (
+            with_step(GroupAdam, update_step=fail),
+            "changes GroupAdam, whose penalties only the update rule of rows has",
+        ),
+        (holding, r"it has variables \('held'\) that are no slots"),
     ],
 )
 def test_what_cannot_take_its_step_on_rows_is_refused(make, text):
+    inner = make()
+    steps = copy.copy(getattr(inner, "steps", None))
     with pytest.raises(NotImplementedError, match=text):
-        sok.OptimizerWrapper(make())
-
-
-def test_horovods_optimizer_around_one_of_tf1_is_refused():
-    hvd = pytest.importorskip("horovod.tensorflow")
-    with pytest.raises(NotImplementedError, match="an optimizer of its own in '_optimizer'"):
-        sok.OptimizerWrapper(hvd.DistributedOptimizer(v1.MomentumOptimizer(0.1, 0.9)))
-
-
-def test_refusing_leaves_the_optimizer_as_it_was():
-    remembering = V1Remembering()
-    with pytest.raises(NotImplementedError):
-        sok.OptimizerWrapper(remembering)
-    assert remembering.steps == {}
-
-
-class Scaled(OfKeras3):
-    """Its config does not have what its `__init__` sets."""
-
-    def __init__(self, learning_rate=0.1, rho=0.9):
-        super().__init__(learning_rate, rho, loss_scale_factor=4.0)
-
-    def get_config(self):
-        return {"learning_rate": 0.1, "rho": 0.9}
-
-
-def test_gradients_are_unscaled_once():
-    table = new_table(3, "unscaled")
-    variable = tf.Variable(rows_of(table))
-    ours, theirs = sok.OptimizerWrapper(Scaled()), Scaled()
-    for i in range(3):
-        ours.apply_gradients([(slices(some_grads(i, 3)), table)])
-        theirs.apply_gradients([(tf.constant(some_grads(i, 3)), variable)])
-    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-5)
+        sok.OptimizerWrapper(inner)
+    assert getattr(inner, "steps", None) == steps
+    with pytest.raises(NotImplementedError, match="Leave out `stochastic_rounding`"):
+        sok.OptimizerWrapper(OfKeras3(), stochastic_rounding=True)
 
 
 RATES = {"slow": 0.1, "fast": 1.0}
 
 
-class ByName(k3.SGD):
-    def update_step(self, gradient, variable, learning_rate):
-        self.assign_sub(variable, gradient * RATES[variable.name.split(":")[0]])
+def by_name(self, gradient, variable, learning_rate):
+    move(self, variable, gradient * RATES[variable.name.split(":")[0]])
 
 
-class BuiltByName(k3.SGD):
-    def build(self, variables):
-        super().build(variables)
-        self.rates = [RATES[variable.name] for variable in variables]
-
-    def update_step(self, gradient, variable, learning_rate):
-        self.assign_sub(variable, gradient * self.rates[self._get_variable_index(variable)])
+def with_rates(self, variables):
+    self.rates = [RATES[variable.name] for variable in variables]
 
 
-@pytest.mark.parametrize("make", [ByName, BuiltByName])
+def by_rate(self, gradient, variable, learning_rate):
+    move(self, variable, gradient * self.rates[self._get_variable_index(variable)])
+
+
+def of_tf_keras(self, gradient, variable):
+    variable.assign_sub(gradient * RATES[variable.name.split(":")[0]])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_step(update_step=by_name),
+        with_step(build=with_rates, update_step=by_rate),
+        with_step(new.SGD, update_step=of_tf_keras),
+    ],
+    ids=["in a step", "when built", "tf_keras"],
+)
 def test_an_optimizer_may_know_its_tables_by_name(make):
     ours = sok.OptimizerWrapper(make())
     tables = [new_table(2, "slow"), new_table(2, "fast")]
@@ -605,6 +427,46 @@ def test_an_optimizer_may_know_its_tables_by_name(make):
     ours.apply_gradients([(half, table) for table in tables for half in halves])
     for table, rows, rate in zip(tables, start, (0.1, 1.0), strict=True):
         np.testing.assert_allclose(rows - rows_of(table), rate, rtol=1e-5)
+
+
+def warm(self, variables):
+    self.total = [self.add_variable(())] if self.warm else []
+
+
+def warmed(self, gradient, variable, learning_rate):
+    for total in self.total:
+        self.assign_add(total, 1.0)
+    move(self, variable, gradient * (self.total[0] if self.warm else 1.0))
+
+
+def scaled(self, gradient, variable, learning_rate):
+    move(self, variable, gradient * self.scale)
+
+
+def window(self, variables):
+    self.window = self.add_variable((128,))
+
+
+def test_settings_that_the_config_lacks_and_sizes_that_are_no_rows_are_followed():
+    """As long as the copy can be made without them: the step is that of the optimizer as it is."""
+    # A setting may decide which variables there are; one of a round size is no state.
+    makes = [with_step(warm=False, build=warm, update_step=warmed), 2, {"warm": True}, 3.0]
+    others = [with_step(scale=1.0, update_step=scaled), 1, {"scale": 3.0}, 3.0]
+    for make, num_steps, attributes, moved in (makes, others):
+        inner = make()
+        kept(**attributes)(inner)
+        table, ours = new_table(3, "set"), sok.OptimizerWrapper(inner)
+        before = rows_of(table)
+        for _ in range(num_steps):
+            ours.apply_gradients([(slices(np.ones((3, 3))), table)])
+        np.testing.assert_allclose(before - rows_of(table), moved, rtol=1e-6)
+    for num_tables in (1, 14):
+        tables = [new_table(2, f"table {i}") for i in range(num_tables)]
+        before = [rows_of(table) for table in tables]
+        ours = sok.OptimizerWrapper(with_step(build=window)(1.0))
+        ours.apply_gradients([(slices(np.ones((3, 2))), table) for table in tables])
+        for table, rows in zip(tables, before, strict=True):
+            np.testing.assert_allclose(rows - rows_of(table), 1.0, rtol=1e-6)
 
 
 class CountingByTable(k3.SGD):
@@ -669,83 +531,13 @@ def test_an_optimizer_that_has_trained_dense_variables():
     ours.apply_gradients([(slices(some_grads(9, 3)), new_table(3, "third"))])
 
 
-def test_a_copy_of_a_wrapper_counts_by_itself():
-    table, ours = new_table(3, "copied"), sok.OptimizerWrapper(OfV1())
-    ours.apply_gradients([(slices(some_grads(0, 3)), table)])
-    theirs = copy.deepcopy(ours)
-    theirs.apply_gradients([(slices(some_grads(0, 3)), table)])
-    theirs.apply_gradients([(slices(some_grads(0, 3)), table)])
-    for wrapper, power in [(ours, 0.9), (theirs, 0.81)]:
-        (value,) = wrapper._carried.values.values()
-        np.testing.assert_allclose(value, power, rtol=1e-6)
-
-
 def test_wrappers_of_one_optimizer_in_several_threads():
     inner = OfKeras3()
     wrappers = [sok.OptimizerWrapper(inner) for _ in range(4)]
 
     def work(number):
         for i in range(3):
-            table = new_table(2, f"{number} {i}")
-            wrappers[number].apply_gradients([(slices(np.ones((3, 2))), table)])
+            pair = slices(np.ones((3, 2))), new_table(2, f"{number} {i}")
+            wrappers[number].apply_gradients([pair])
 
     run_threads(work)
-
-
-def test_random_rounding_needs_a_rule():
-    with pytest.raises(NotImplementedError, match="Leave out `stochastic_rounding`"):
-        sok.OptimizerWrapper(OfKeras3(), stochastic_rounding=True)
-
-
-def test_a_setting_may_decide_which_variables_there_are():
-    class Warm(k3.SGD):
-        warm = False
-
-        def build(self, variables):
-            super().build(variables)
-            self.total = [self.add_variable(())] if self.warm else []
-
-        def update_step(self, gradient, variable, learning_rate):
-            for total in self.total:
-                self.assign_add(total, 1.0)
-            self.assign_sub(variable, gradient * (self.total[0] if self.warm else 1.0))
-
-    inner = Warm()
-    inner.warm = True
-    table, ours = new_table(3, "warm"), sok.OptimizerWrapper(inner)
-    before = rows_of(table)
-    for _ in range(2):
-        ours.apply_gradients([(slices(np.ones((3, 3))), table)])
-    np.testing.assert_allclose(before - rows_of(table), 3.0, rtol=1e-6)  # 1 and 2
-
-
-@pytest.mark.parametrize("num_tables", [1, 14])
-def test_a_variable_of_a_round_size_is_no_state(num_tables):
-    class Windowed(k3.SGD):
-        def build(self, variables):
-            super().build(variables)
-            self.window = self.add_variable((128,))
-
-    tables = [new_table(2, f"table {i}") for i in range(num_tables)]
-    before = [rows_of(table) for table in tables]
-    ours = sok.OptimizerWrapper(Windowed(1.0))
-    ours.apply_gradients([(slices(np.ones((3, 2))), table) for table in tables])
-    for table, rows in zip(tables, before, strict=True):
-        np.testing.assert_allclose(rows - rows_of(table), 1.0, rtol=1e-6)
-
-
-def test_an_attribute_that_the_config_lacks_is_followed():
-    """As long as the copy can be made without it: the step is that of the optimizer as it is."""
-
-    class Optional(k3.SGD):
-        def __init__(self, learning_rate=0.1, scale=1.0, **options):
-            super().__init__(learning_rate, **options)
-            self.scale = scale
-
-        def update_step(self, gradient, variable, learning_rate):
-            self.assign_sub(variable, gradient * self.scale)
-
-    table, ours = new_table(3, "optional"), sok.OptimizerWrapper(Optional(scale=3.0))
-    before = rows_of(table)
-    ours.apply_gradients([(slices(np.ones((3, 3))), table)])
-    np.testing.assert_allclose(before - rows_of(table), 3.0, rtol=1e-6)

@@ -56,20 +56,28 @@ class Trained(Route):
     def compiled(self, step):
         return tf.function(step, autograph=False)
 
-    def step(self, ids, factor):
+    def rows(self, ids):
         ids = [tf.cast(ids, variable.key_type) for variable in self.variables]
-        combiners = ["sum"] * len(ids)
+        return sok.lookup_sparse(self.variables, ids, combiners=["sum"] * len(ids))
+
+    def taped(self, ids, factor):
         with tf.GradientTape() as tape:
-            rows = sok.lookup_sparse(self.variables, ids, combiners=combiners)
-            loss = tf.add_n(
-                [factor * tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in rows]
-            )
-        gradients = tape.gradient(loss, self.variables)
+            rows = [tf.cast(each, tf.float32) for each in self.rows(ids)]
+            loss = tf.add_n([factor * tf.reduce_sum(tf.square(each)) for each in rows])
+        return loss, tape.gradient(loss, self.variables)
+
+    def step(self, ids, factor):
+        loss, gradients = self.taped(ids, factor)
         self.apply(list(zip(gradients, self.variables, strict=True)))
         return loss
 
     def apply(self, pairs):
         self.optimizer.apply_gradients(pairs, **self.arguments)
+
+    def gradients(self, ids):
+        """Returns the gradients of a batch, whose step is still to be taken."""
+        with self.route():
+            return self.taped(tf.constant(ids), 1.0)[1]
 
     def train(self, ids, factor=1.0):
         """Takes a step; returns the loss, and how often Python was entered."""
@@ -108,16 +116,12 @@ class EagerWithDense(Eager, WithDense):
 class Local(Trained):
     """Gradients have the ids of the batch, which repeat."""
 
-    def step(self, ids, factor):
+    def rows(self, ids):
         keys = [tf.cast(ids, variable.key_type) for variable in self.variables]
         pairs = zip(self.variables, keys, strict=True)
-        with tf.GradientTape() as tape:
-            rows = [tf.nn.embedding_lookup(*each) for each in pairs]
-            rows = [tf.reduce_sum(tf.cast(each, tf.float32), 1) for each in rows]
-            loss = tf.add_n([factor * tf.reduce_sum(tf.square(each)) for each in rows])
-        gradients = tape.gradient(loss, self.variables)
-        self.apply(list(zip(gradients, self.variables, strict=True)))
-        return loss
+        return [
+            tf.reduce_sum(tf.cast(tf.nn.embedding_lookup(*each), tf.float32), 1) for each in pairs
+        ]
 
 
 class EagerLocal(Eager, Local, WithDense):
@@ -155,6 +159,10 @@ def case(name, family="Keras 3"):
     return next(each for each in CASES if (each.family, each.name) == (family, name))
 
 
+def adam():
+    return sok.OptimizerWrapper(case("Adam").make().optimizer)
+
+
 # One of each formula; other optimizers enter the same.
 _FORMULAS: dict[str, Case] = {
     str((each.twin, sorted(each.hyper.items()))): each for each in reversed(CASES)
@@ -183,15 +191,17 @@ def test_every_rule_takes_the_same_steps_by_both_routes(each, kind, stochastic_r
 
 
 @pytest.mark.parametrize("kind", [Trained, WithDense, Eager, EagerWithDense, Local, EagerLocal])
-def test_a_step_of_known_keys_does_not_enter_python(kind):
-    def make_optimizer():
-        return sok.OptimizerWrapper(case("Adam").make().optimizer)
-
-    native, _ = two_routes(make_optimizer, kind=kind)
-    entries = [native.train(ids)[1] for ids in IDS]
+def test_a_step_does_not_enter_python_once_it_is_known(kind):
+    """Neither for keys that were looked up before nor for new ones."""
+    routes = two_routes(adam, kind=kind)
+    batches = [*IDS, *([[number, 5], [1, 1]] for number in (11, 11, 12))]
+    entries = [routes[0].train(ids)[1] for ids in batches]
     assert entries[0] > 0
-    assert entries[1:] == [0, 0, 0]
-    assert native.optimizer.iterations.numpy() == len(IDS)
+    assert entries[1:] == [0] * 6
+    assert routes[0].optimizer.iterations.numpy() == len(batches)
+    for ids in batches:
+        routes[1].train(ids)
+    end(routes)
 
 
 @pytest.mark.parametrize("kind", ["hbm", "kLfu of all"])
@@ -211,17 +221,6 @@ def test_a_first_batch_may_be_empty(mode, kind):
     rows, *_ = variable.table.lookup([0, 1], insert=False)
     np.testing.assert_array_equal(rows[:, 0], [0.5, 0.75])
     audit(variable.table)
-
-
-def test_new_keys_are_inserted_without_python():
-    routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
-    for ids in IDS:
-        train_both(routes, ids)
-    batches = [[[number, 5], [1, 1]] for number in (11, 11, 12)]
-    assert [routes[0].train(ids)[1] for ids in batches] == [0, 0, 0]
-    for ids in batches:
-        routes[1].train(ids)
-    end(routes)
 
 
 def test_numbers_that_change_are_checked_by_python():
@@ -315,18 +314,6 @@ class Clipped(Trained):
         return tf.IndexedSlices(grad.values / 2, grad.indices, grad.dense_shape)
 
 
-class EagerTwoLookups(Eager, TwoLookups):
-    """A lookup between a gradient and its step, in eager mode."""
-
-
-class EagerTwice(Eager, Twice, WithDense):
-    """Every table comes twice in a step, a dense variable once."""
-
-
-class EagerClipped(Eager, Clipped, WithDense):
-    """Gradients are changed before the step, in eager mode."""
-
-
 class OtherKeys(Trained):
     """The keys are not those of the gradient, but as many."""
 
@@ -339,94 +326,59 @@ class OtherKeys(Trained):
         return tf.IndexedSlices(grad.values, keys, grad.dense_shape)
 
 
+MANY = np.random.default_rng(0).integers(0, [[2], [3]] * 60, (120, 5)).tolist()
+
+
+@pytest.mark.parametrize("is_eager", [False, True], ids=["function", "eager"])
 @pytest.mark.parametrize(
-    ("kind", "is_native"),
+    ("kind", "is_native", "batches"),
     [
-        *[(Local, True), (TwoLookups, True), (OtherKeys, True), (Mixed, True)],
-        *[(Twice, False), (Clipped, True)],
-        *[(EagerLocal, True), (EagerTwoLookups, True), (EagerTwice, False), (EagerClipped, True)],
+        *[(Local, True, IDS), (Local, True, [MANY] * 3), (TwoLookups, True, IDS)],
+        *[(OtherKeys, True, IDS), (Mixed, True, IDS), (Twice, False, IDS), (Clipped, True, IDS)],
     ],
 )
-def test_what_happens_between_a_gradient_and_its_step(kind, is_native):
-    routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer), kind=kind)
-    took = [train_both(routes, ids) for ids in IDS]
-    assert took == [False, *[is_native] * 3]
-    end(routes)
-
-
-@pytest.mark.parametrize("kind", [Local, EagerLocal])
-def test_gradients_of_keys_that_repeat_often_are_summed(kind):
-    def make_optimizer():
-        return sok.OptimizerWrapper(case("Adagrad").make().optimizer)
-
-    routes = two_routes(make_optimizer, kind=kind)
-    keys = np.random.default_rng(0).integers(0, [[2], [3]] * 60, (120, 5))
-    assert [train_both(routes, keys, 0.01) for _ in range(3)] == [False, True, True]
-    end(routes)
-
-
-def test_a_dense_step_that_fails_leaves_keys_as_they_were_seen():
-    def make_optimizer():
-        return sok.OptimizerWrapper(case("Adam").make().optimizer)
-
-    def make():
-        return new_tables(kinds=("kLru",))
-
-    routes = two_routes(make_optimizer, make, EagerLocal)
-    for _ in range(2):
-        train_both(routes, IDS[0])
-    for route in routes:
-        with route.route(), tf.GradientTape() as tape:
-            keys = [tf.cast(IDS[0], each.key_type) for each in route.variables]
-            rows = [
-                tf.nn.embedding_lookup(*each) for each in zip(route.variables, keys, strict=True)
-            ]
-        gradients = tape.gradient(rows, route.variables)
-        route.train([[8, 8], [8, 8]])  # a later lookup has not seen these keys
-        dense, route.dense = route.dense, tf.Variable([1.0, 2.0])
-        before = [State.of(each.table) for each in route.variables]
-        with route.route(), pytest.raises(ValueError):
-            route.apply(list(zip(gradients, route.variables, strict=True)))
-        assert [State.of(each.table) for each in route.variables] == before
-        route.dense = dense
+def test_what_happens_between_a_gradient_and_its_step(kind, is_native, batches, is_eager):
+    """Or gradients have keys that repeat, few or many."""
+    if is_eager:
+        kind = type(f"Eager{kind.__name__}", (Eager, kind, WithDense), {})
+    routes = two_routes(adam, kind=kind)
+    took = [train_both(routes, ids, 0.01) for ids in batches]
+    assert took == [False, *[is_native] * (len(batches) - 1)]
     end(routes)
 
 
 def test_states_of_others_are_python_s():
-    routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
+    routes = two_routes(adam)
     others = [sok.OptimizerWrapper(case("Adagrad").make().optimizer) for _ in routes]
     assert [train_both(routes, ids) for ids in IDS[:3]] == [False, True, True]
     for route, other in zip(routes, others, strict=True):
         with route.route():
-            keys = [tf.constant([1, 2], each.key_type) for each in route.variables]
-            pairs = [
-                (tf.IndexedSlices(tf.ones((2, each.dimension)), its), each)
-                for its, each in zip(keys, route.variables, strict=True)
-            ]
-            other.apply_gradients(pairs)
+            other.apply_gradients(zip(route.gradients([[1, 2]]), route.variables, strict=True))
     # The tables have states of two optimizers.
     assert not any(train_both(routes, ids) for ids in IDS)
     end(routes)
 
 
 def test_tables_that_were_cleared_or_restored_begin_with_python(tmp_path):
-    routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
-    for ids in IDS:
-        train_both(routes, ids)
+    routes = two_routes(adam)
+
+    def train():
+        return [train_both(routes, ids) for ids in IDS]
+
+    train()
     saved = [
         tf.train.Checkpoint(tables=route.variables, optimizer=route.optimizer) for route in routes
     ]
     paths = [each.write(str(tmp_path / str(number))) for number, each in enumerate(saved)]
-    for ids in IDS:
-        train_both(routes, ids)
+    train()
     for each, path in zip(saved, paths, strict=True):
         each.restore(path)
-    took = [train_both(routes, ids) for ids in IDS]
+    took = train()
     assert not took[0] and took[-1]
     for route in routes:
         for each in route.variables:
             each.table.clear()
-    took = [train_both(routes, ids) for ids in IDS]
+    took = train()
     assert not took[0] and took[-1]
     end(routes)
 
@@ -462,13 +414,10 @@ def test_skipped_steps_of_a_scaled_loss_move_no_rows(kind):
 
 @pytest.mark.parametrize("kind", [WithDense, EagerWithDense])
 def test_a_plan_that_fails_is_no_failure_of_the_step(kind, monkeypatch):
-    def make_optimizer():
-        return sok.OptimizerWrapper(case("Adam").make().optimizer)
-
     def fail(_):
         raise MemoryError("none is left")
 
-    routes = two_routes(make_optimizer, kind=kind)
+    routes = two_routes(adam, kind=kind)
     with monkeypatch.context() as patch:
         patch.setattr(host, "plan_of", fail)
         assert not any(train_both(routes, ids) for ids in IDS)
@@ -478,23 +427,23 @@ def test_a_plan_that_fails_is_no_failure_of_the_step(kind, monkeypatch):
     end(routes)
 
 
-def test_a_dense_step_that_fails_leaves_rows_that_native_code_would_move():
-    def make_optimizer():
-        return sok.OptimizerWrapper(case("Adam").make().optimizer)
-
-    routes = two_routes(make_optimizer, kind=EagerWithDense)
+@pytest.mark.parametrize("kind", [EagerWithDense, EagerLocal])
+def test_a_dense_step_that_fails_leaves_rows_and_when_keys_were_seen(kind):
+    routes = two_routes(adam, lambda: new_tables(kinds=("kLru",)), kind)
     for ids in IDS:
         train_both(routes, ids)
-    native = routes[0]
-    num_native, before = native.num_native, [State.of(each.table).rows for each in native.variables]
+    took = [route.num_native for route in routes]
     for route in routes:
+        gradients = route.gradients(IDS[0])
+        route.train([[8, 8], [8, 8]])  # a later lookup has not seen these keys
         dense, route.dense = route.dense, tf.Variable([1.0, 2.0])  # it was not built for this one
-        with pytest.raises(ValueError):
-            route.train(IDS[0])
+        before = [State.of(each.table) for each in route.variables]
+        with route.route(), pytest.raises(ValueError):
+            route.apply(list(zip(gradients, route.variables, strict=True)))
+        assert [State.of(each.table) for each in route.variables] == before
         route.dense = dense
-    assert [State.of(each.table).rows for each in native.variables] == before
-    assert native.num_native == num_native
-    assert [int(route.optimizer.iterations) for route in routes] == [len(IDS)] * 2
+    assert [route.num_native for route in routes] == [took[0] + 1, took[1]]
+    assert [int(route.optimizer.iterations) for route in routes] == [len(IDS) + 1] * 2
     assert train_both(routes, IDS[0])
     end(routes)
 

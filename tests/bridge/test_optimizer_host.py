@@ -1,7 +1,5 @@
 """What the host is told of the keys of a gradient, and what it counts."""
 
-import copy
-
 import keras
 import numpy as np
 import pytest
@@ -114,69 +112,27 @@ def test_keys_that_leave_a_function_are_looked_at(promises):
         check_rows(table, rows, ROWS)
 
 
-def test_keys_of_another_table_are_looked_at_where_their_type_is_another(promises):
-    table, other = sok.DynamicVariable(3), sok.DynamicVariable(3, key_type=tf.int32)
-    tf.nn.embedding_lookup(other, [5])
-    before = tf.nn.embedding_lookup(other, [5]).numpy()
-    optimizer = sok.SGD(1.0)
-    with tf.GradientTape() as tape:
-        loss = looked_up([table])
-    optimizer.apply_gradients([(tape.gradient(loss, table), other)])
-    assert promises == [[False]]
-    np.testing.assert_allclose(
-        before - tf.nn.embedding_lookup(other, [5]).numpy(), [[2, 2, 2]], atol=1e-5
-    )
+def by_itself(table):
+    return tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([5, 6, 5, 6, 7, 8], tf.int64)))
 
 
-def test_keys_that_a_program_looked_up_by_itself_may_repeat(mode, promises):
+@pytest.mark.parametrize("how", ["by itself", "twice", "another table"])
+def test_other_keys_may_repeat(mode, promises, how):
+    """Those that a program looked up by itself, in two lookups, or in a table of another type."""
     table = sok.DynamicVariable(3)
-    before = rows_before(table)
+    other = sok.DynamicVariable(3, key_type=tf.int32) if how == "another table" else table
+    before = rows_before(other)
     optimizer = sok.SGD(1.0)
 
     def train():
         with tf.GradientTape() as tape:
-            rows = tf.nn.embedding_lookup(table, tf.constant([5, 6, 5, 6, 7, 8], tf.int64))
-            loss = tf.reduce_sum(rows)
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+            loss = by_itself(table) if how == "by itself" else looked_up([table])
+            loss = loss + looked_up([table]) if how == "twice" else loss
+        optimizer.apply_gradients([(tape.gradient(loss, table), other)])
 
     mode(train)()
     assert promises == [[False]]
-    check_rows(table, before, ROWS)
-
-
-def test_a_table_that_was_looked_up_twice_has_keys_that_may_repeat(mode, promises):
-    table = sok.DynamicVariable(3)
-    before = rows_before(table)
-    optimizer = sok.SGD(1.0)
-
-    def train():
-        with tf.GradientTape() as tape:
-            loss = looked_up([table]) + looked_up([table])
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-
-    mode(train)()
-    assert promises == [[False]]
-    check_rows(table, before, {key: 2 * n for key, n in ROWS.items()})
-
-
-def test_rows_that_are_not_finite_can_be_counted_from_a_number_on(mode):
-    table = sok.DynamicVariable(2)
-    optimizer = sok.SGD(1.0)
-    nan = tf.constant([[np.nan, 1.0], [1.0, 1.0]])
-
-    def train():
-        grad = tf.IndexedSlices(nan, tf.constant([5, 6], tf.int64))
-        optimizer.apply_gradients([(grad, table)])
-
-    tf.nn.embedding_lookup(table, [5, 6])
-    train = mode(train)
-    train()
-    train()
-    assert optimizer.num_nonfinite == 2
-    other = copy.deepcopy(optimizer)
-    optimizer.num_nonfinite = 10
-    train()
-    assert (optimizer.num_nonfinite, other.num_nonfinite) == (11, 2)
+    check_rows(other, before, {key: (1 + (how == "twice")) * n for key, n in ROWS.items()})
 
 
 def test_keys_that_a_session_feeds_may_repeat():

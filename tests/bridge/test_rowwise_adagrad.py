@@ -1,4 +1,4 @@
-"""Row-wise Adagrad from Keras to the rows, against its twin in float64."""
+"""Row-wise Adagrad from Keras to the rows; test_every_optimizer.py compares it with its twin."""
 
 import keras
 import numpy as np
@@ -8,57 +8,28 @@ import tensorflow as tf
 import sok_lite as sok
 import sok_lite.keras as sk
 from sok_lite.optimizers import GroupAdam, RowWiseAdagrad
-from tests.support import reference_updates
 from tests.support.own_process import run_program
 
 KEYS = np.array([5, -7, 2**40, 3, 11])
-SETTINGS = {"epsilon": 1e-3, "initial_accumulator_value": 0.2, "weight_decay": 0.05}
 
 
-@pytest.mark.parametrize("dim", [1, 6])
-def test_rows_follow_the_twin_and_dense_variables_adagrad(dim, mode):
-    rng = np.random.default_rng(dim)
-    optimizer = sok.OptimizerWrapper(RowWiseAdagrad(0.1, **SETTINGS))
-    by_adagrad = keras.optimizers.Adagrad(0.1, **SETTINGS)
-    table = sok.DynamicVariable(dim, name=f"rowwise {dim}")
-    w = rng.normal(0, 1, (len(KEYS), dim)).astype(np.float32)
-    sok.assign(table, KEYS, w)
-    w = w.astype(np.float64)
-    states = {"accumulator": np.full((len(KEYS), 1), 0.2)}
-    dense, alone = tf.Variable([0.5, -1.0]), tf.Variable([0.5, -1.0])
-
-    @mode
-    def step(keys, rows, grad):
-        optimizer.apply_gradients([(tf.IndexedSlices(rows, keys), table), (grad, dense)])
-
-    for number in range(1, 7):
-        touched = np.flatnonzero(rng.random(len(KEYS)) < 0.7)
-        rows = rng.normal(0, 1, (len(touched), dim)).astype(np.float32)
-        grad = tf.constant(rng.normal(0, 1, 2), tf.float32)
-        step(tf.constant(KEYS[touched]), tf.constant(rows), grad)
-        by_adagrad.apply_gradients([(grad, alone)])
-        w_part, part = w[touched], {"accumulator": states["accumulator"][touched]}
-        reference_updates.rowwiseadagrad(
-            *(w_part, part, rows.astype(np.float64), 0.1, number), epsilon=1e-3, weight_decay=0.05
-        )
-        w[touched], states["accumulator"][touched] = w_part, part["accumulator"]
-    order = np.argsort(KEYS)
-    np.testing.assert_allclose(sok.export(table)[1], w[order], rtol=2e-5, atol=2e-6)
-    accumulators = optimizer.get_slot(table, "accumulator").export()[1]
-    np.testing.assert_allclose(accumulators, states["accumulator"][order], rtol=2e-5)
-    np.testing.assert_array_equal(dense, alone)
-
-
-def test_rows_of_one_element_are_those_of_adagrad():
-    exported = []
+def test_rows_of_one_element_and_dense_variables_are_those_of_adagrad(mode):
+    settings = {"epsilon": 1e-3, "initial_accumulator_value": 0.2, "weight_decay": 0.05}
+    found = []
     for make in (RowWiseAdagrad, keras.optimizers.Adagrad):
-        optimizer = sok.OptimizerWrapper(make(0.1))
-        table = sok.DynamicVariable(1, initializer="zeros")
+        optimizer = sok.OptimizerWrapper(make(0.1, **settings))
+        table, dense = sok.DynamicVariable(1, initializer="ones"), tf.Variable([0.5, -1.0])
+
+        @mode
+        def step(rows, grad, optimizer=optimizer, table=table, dense=dense):
+            optimizer.apply_gradients([(tf.IndexedSlices(rows, KEYS), table), (grad, dense)])
+
         for seed in range(4):
-            rows = np.random.default_rng(seed).normal(0, 1, (5, 1)).astype(np.float32)
-            optimizer.apply_gradients([(tf.IndexedSlices(rows, KEYS), table)])
-        exported.append(sok.export(table)[1].numpy())
-    np.testing.assert_array_equal(*exported)
+            drawn = np.random.default_rng(seed).normal(0, 1, 7).astype(np.float32)
+            step(tf.constant(drawn[:5, None]), tf.constant(drawn[5:]))
+        found.append([sok.export(table)[1].numpy(), dense.numpy()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def model_of(name):

@@ -16,52 +16,46 @@ KEYS = [5, -7, 2**40]
 DIM = 2
 
 # Of each family the names that its own slots have, or its own variables.
+MODULES = {"Keras 3": lambda: k3, "TF1": lambda: v1}
+MODULES["tf_keras"] = lambda: pytest.importorskip("tf_keras").optimizers
+MODULES["legacy"] = lambda: MODULES["tf_keras"]().legacy
+MOMENTUM, CENTERED = {"momentum": 0.9}, {"momentum": 0.9, "centered": True}
 CASES = {
-    "Keras 3 SGD": (lambda _: k3.SGD(0.1, momentum=0.9), ["momentum"]),
-    "Keras 3 Adam": (
-        lambda _: k3.Adam(0.1, amsgrad=True),
-        ["momentum", "velocity", "velocity_hat"],
+    ("Keras 3", "SGD"): (MOMENTUM, "momentum"),
+    ("Keras 3", "Adam"): ({"amsgrad": True}, "momentum velocity velocity_hat"),
+    ("Keras 3", "RMSprop"): (CENTERED, "velocity momentum average_gradient"),
+    ("Keras 3", "Ftrl"): ({}, "accumulator linear"),
+    ("Keras 3", "Adamax"): ({}, "momentum norm"),
+    ("Keras 3", "Adadelta"): ({}, "accumulated_grad accumulated_delta_var"),
+    ("Keras 3", "Nadam"): ({}, "momentum velocity"),
+    ("Keras 3", "Lion"): ({}, "momentum"),
+    ("tf_keras", "SGD"): (MOMENTUM, "m"),
+    ("tf_keras", "Adam"): ({"amsgrad": True}, "m v vhat"),
+    ("legacy", "Adadelta"): ({}, "accum_grad accum_var"),
+    ("legacy", "Adamax"): ({}, "m v"),
+    ("legacy", "RMSprop"): (CENTERED, "rms momentum mg"),
+    ("legacy", "Adagrad"): ({}, "accumulator"),
+    ("TF1", "AdadeltaOptimizer"): ({}, "accum accum_update"),
+    ("TF1", "ProximalAdagradOptimizer"): ({}, "accumulator"),
+    ("TF1", "AdagradDAOptimizer"): (
+        {"global_step": tf.constant(1, tf.int64)},
+        "gradient_accumulator gradient_squared_accumulator",
     ),
-    "Keras 3 RMSprop": (
-        lambda _: k3.RMSprop(0.1, momentum=0.9, centered=True),
-        ["velocity", "momentum", "average_gradient"],
-    ),
-    "Keras 3 Ftrl": (lambda _: k3.Ftrl(0.1), ["accumulator", "linear"]),
-    "Keras 3 Adamax": (lambda _: k3.Adamax(0.1), ["momentum", "norm"]),
-    "Keras 3 Adadelta": (
-        lambda _: k3.Adadelta(0.1),
-        ["accumulated_grad", "accumulated_delta_var"],
-    ),
-    "Keras 3 Nadam": (lambda _: k3.Nadam(0.1), ["momentum", "velocity"]),
-    "Keras 3 Lion": (lambda _: k3.Lion(0.1), ["momentum"]),
-    "legacy Adadelta": (
-        lambda tf_keras: tf_keras.legacy.Adadelta(0.1),
-        ["accum_grad", "accum_var"],
-    ),
-    "legacy Adamax": (lambda tf_keras: tf_keras.legacy.Adamax(0.1), ["m", "v"]),
-    "TF1 Adadelta": (lambda _: v1.AdadeltaOptimizer(0.1), ["accum", "accum_update"]),
-    "TF1 ProximalAdagrad": (lambda _: v1.ProximalAdagradOptimizer(0.1), ["accumulator"]),
-    "TF1 AdagradDA": (
-        lambda _: v1.AdagradDAOptimizer(0.1, tf.constant(1, tf.int64)),
-        ["gradient_accumulator", "gradient_squared_accumulator"],
-    ),
-    "tf_keras SGD": (lambda tf_keras: tf_keras.SGD(0.1, momentum=0.9), ["m"]),
-    "tf_keras Adam": (lambda tf_keras: tf_keras.Adam(0.1, amsgrad=True), ["m", "v", "vhat"]),
-    "legacy RMSprop": (
-        lambda tf_keras: tf_keras.legacy.RMSprop(0.1, momentum=0.9, centered=True),
-        ["rms", "momentum", "mg"],
-    ),
-    "legacy Adagrad": (lambda tf_keras: tf_keras.legacy.Adagrad(0.1), ["accumulator"]),
-    "TF1 RMSProp": (
-        lambda _: v1.RMSPropOptimizer(0.1, momentum=0.9, centered=True),
-        ["mg", "momentum", "rms"],
-    ),
-    "TF1 Ftrl": (lambda _: v1.FtrlOptimizer(0.1), ["accum", "linear"]),
-    "TF1 Adam": (lambda _: v1.AdamOptimizer(0.1), ["m", "v"]),
+    ("TF1", "RMSPropOptimizer"): (CENTERED, "mg momentum rms"),
+    ("TF1", "FtrlOptimizer"): ({}, "accum linear"),
+    ("TF1", "AdamOptimizer"): ({}, "m v"),
 }
+IDS = [" ".join(case) for case in CASES]
 
 
-def states_of(optimizer, variable, name):
+def made(family, name):
+    """Returns the optimizer of a case, and its names."""
+    options, names = CASES[family, name]
+    make = getattr(MODULES[family](), name)
+    return make(learning_rate=0.1, **options), names.split()
+
+
+def state_of(optimizer, variable, name):
     """Returns a state of a dense variable by the framework's name, as it is in the framework."""
     if not hasattr(optimizer, "get_slot"):
         ends = (f"dense_{name}", f"/{name}/dense:0")  # Keras 3, tf_keras
@@ -69,28 +63,78 @@ def states_of(optimizer, variable, name):
     return optimizer.get_slot(variable, name).numpy()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_frameworks_names_name_the_frameworks_states(case):
-    families = (
-        None
-        if not case.startswith(("tf_keras", "legacy"))
-        else pytest.importorskip("tf_keras").optimizers
-    )
-    make, names = CASES[case]
-    table = sok.DynamicVariable(DIM, initializer="uniform")
-    start = tf.nn.embedding_lookup(table, KEYS)
-    dense = (keras.Variable if case.startswith("Keras 3") else tf.Variable)(start, name="dense")
-    ours, theirs = sok.OptimizerWrapper(make(families)), make(families)
+def slot_in(inner, variable, name):
+    """Returns what a program finds that knows where the optimizer keeps its slots."""
+    if isinstance(inner, v1.Optimizer):
+        return inner._slots[name][variable._unique_id]
+    return inner._slots.get(variable._unique_id)[name]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_the_frameworks_names_name_the_frameworks_states(case, tmp_path):
+    (inner, names), (theirs, _) = made(*case), made(*case)
+    has_slots = case[0] in ("legacy", "TF1")
+    tables = [sok.DynamicVariable(DIM, initializer="uniform", name="same") for _ in range(2)]
+    start = tf.nn.embedding_lookup(tables[0], KEYS)
+    make = keras.Variable if case[0] == "Keras 3" else tf.Variable
+    dense, beside, alone = make(start, name="dense"), make(start), make(start)
+    ours = sok.OptimizerWrapper(inner)
     rng = np.random.default_rng(0)
-    for _ in range(3):
+
+    def step():
         grads = tf.constant(rng.normal(size=(3, DIM)), tf.float32)
         theirs.apply_gradients([(grads, dense)])
         slices = tf.IndexedSlices(grads, tf.constant(KEYS, tf.int64))
-        ours.apply_gradients([(slices, table)])
+        ours.apply_gradients([(slices, tables[0]), (slices, tables[1]), (grads, beside)])
+
+    for _ in range(3):
+        step()
     for name in names:
-        state = tf.nn.embedding_lookup(ours.get_slot(table, name), KEYS)
-        np.testing.assert_allclose(state, states_of(theirs, dense, name), rtol=1e-4)
+        state = tf.nn.embedding_lookup(ours.get_slot(tables[0], name), KEYS)
+        np.testing.assert_allclose(state, state_of(theirs, dense, name), rtol=1e-4)
     assert len(ours.get_slot_names()) == len(names)
+    assert hasattr(inner, "get_slot") == hasattr(ours, "_slots") == has_slots
+    if has_slots:
+        inner.apply_gradients([(tf.ones((3, DIM)), alone)])  # by itself, of what is new to it
+        check_slots(inner, ours, names, tables, [beside, alone])
+        check_checkpoint(inner, ours, names, step, {"table": tables[0], "dense": beside}, tmp_path)
+
+
+def check_slots(inner, ours, names, tables, dense):
+    """The wrapped optimizer has the slots of tables and of dense variables, as in SOK."""
+    assert sorted(ours.get_slot_names()) == sorted(names) == sorted(inner.get_slot_names())
+    assert ours._slots is inner._slots
+    for name in names:
+        assert all(isinstance(inner.get_slot(each, name), tf.Variable) for each in dense)
+        for table in tables:
+            expected = ours.get_slot(table, name).sparse_read(KEYS)
+            assert np.any(expected)
+            for slot in (inner.get_slot(table, name), slot_in(inner, table, name)):
+                np.testing.assert_array_equal(slot.sparse_read(KEYS), expected)
+        sok.assign(inner.get_slot(tables[1], name), KEYS, np.full((3, DIM), 7.0))
+        first, second = (ours.get_slot(table, name).sparse_read(KEYS) for table in tables)
+        assert np.all(second == 7.0) and not np.any(first == 7.0)
+    variables = inner.variables() if callable(inner.variables) else inner.variables
+    assert all(isinstance(variable, tf.Variable) for variable in variables)
+
+
+def check_checkpoint(inner, ours, names, step, variables, folder):
+    """A checkpoint of the wrapped optimizer has the slots of dense variables alone."""
+    checkpoint = tf.train.Checkpoint(inner=inner, wrapper=ours, **variables)
+    path = checkpoint.write(str(folder / "all"))
+    saved = [name for name, _ in tf.train.list_variables(path)]
+    slots = [name for name in saved if ".OPTIMIZER_SLOT" in name]
+    assert len(slots) == len(names) and all(name.startswith("dense/") for name in slots), slots
+
+    def states():
+        of_table = [ours.get_slot(variables["table"], name).sparse_read(KEYS) for name in names]
+        return of_table + [inner.get_slot(variables["dense"], name).numpy() for name in names]
+
+    before = states()
+    step()
+    checkpoint.read(path).assert_existing_objects_matched()
+    for one, other in zip(before, states(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.fixture
@@ -120,28 +164,11 @@ def test_create_slots_makes_states_before_the_first_update(trained):
     np.testing.assert_array_equal(its_slot.sparse_read([5]), [[7.0, 8.0]])
 
 
-def test_create_slots_in_a_function_makes_states_while_it_is_traced():
-    table = sok.DynamicVariable(DIM, initializer="ones")
-    optimizer = sok.OptimizerWrapper(k3.Adam(0.1))
-
-    @tf.function
-    def step():
-        optimizer._create_slots([table])
-        tf.nn.embedding_lookup(table, KEYS)
-        return optimizer.get_slot(table, "m").size
-
-    np.testing.assert_array_equal(step(), [3, DIM])
-
-
-def legacy_adam():
-    return pytest.importorskip("tf_keras").optimizers.legacy.Adam(0.1)
-
-
-@pytest.mark.parametrize("make", [legacy_adam, lambda: k3.RMSprop(0.1)])
-def test_states_are_known_by_name_while_a_function_is_traced(make):
+@pytest.mark.parametrize("case", [("legacy", "Adamax"), ("Keras 3", "RMSprop")], ids=" ".join)
+def test_states_are_known_by_name_while_a_function_is_traced(case):
     """The settings of a legacy optimizer are variables, which AutoGraph's `float` leaves alone."""
     table = sok.DynamicVariable(DIM, initializer="ones")
-    optimizer = sok.OptimizerWrapper(make())
+    optimizer = sok.OptimizerWrapper(made(*case)[0])
     names = []
 
     @tf.function
@@ -153,6 +180,46 @@ def test_states_are_known_by_name_while_a_function_is_traced(make):
 
     np.testing.assert_array_equal(step(), [3, DIM])
     assert table.table.store.state_names == names[: len(optimizer.get_slot_names())]
+
+
+@pytest.mark.parametrize("case", [("legacy", "RMSprop"), ("TF1", "FtrlOptimizer")], ids=" ".join)
+def test_a_copy_of_the_wrapper_begins_without_slots(case):
+    inner, (name, *_) = made(*case)
+    table = sok.DynamicVariable(DIM, "uniform", name="copied")
+    optimizer = sok.OptimizerWrapper(inner)
+    pair = tf.IndexedSlices(tf.ones([3, DIM]), tf.constant(KEYS, tf.int64)), table
+    optimizer.apply_gradients([pair])
+    other = copy.deepcopy(optimizer)
+    assert optimizer.get_slot(table, name) is not None
+    if isinstance(inner, v1.Optimizer):
+        assert other.optimizer.get_slot(table, name) is None
+    else:
+        with pytest.raises(KeyError):
+            other.optimizer.get_slot(table, name)
+    other.apply_gradients([pair])
+    slots = other.optimizer.get_slot(table, name), other.get_slot(table, name)
+    np.testing.assert_array_equal(*(slot.sparse_read(KEYS) for slot in slots))
+
+
+@pytest.mark.parametrize("case", [("legacy", "Adagrad"), ("TF1", "RMSPropOptimizer")], ids=" ".join)
+def test_slots_of_a_graph(case):
+    """Keys are other than in eager mode, and states come with the first step that runs."""
+    with tf.Graph().as_default():
+        inner, names = made(*case)
+        table = sok.DynamicVariable(DIM, "uniform")
+        dense = tf.compat.v1.get_variable("dense", initializer=tf.ones((3, DIM)))
+        optimizer = sok.OptimizerWrapper(inner)
+        slices = tf.IndexedSlices(tf.ones([3, DIM]), tf.constant(KEYS, tf.int64))
+        with tf.control_dependencies([tf.nn.embedding_lookup(table, KEYS)]):
+            step = optimizer.apply_gradients([(slices, table), (tf.ones((3, DIM)), dense)])
+        with pytest.raises(ValueError, match="none yet"):
+            inner.get_slot(table, names[0])
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(step)
+            for name in names:
+                assert np.any(session.run(inner.get_slot(table, name).sparse_read(KEYS)))
+                assert isinstance(inner.get_slot(dense, name), tf.Variable)
 
 
 def test_states_are_read_by_key_and_change_nothing(trained, mode):
@@ -214,10 +281,12 @@ def test_a_state_is_not_set_in_part(trained, wrong):
 def test_a_state_is_no_tensor(trained):
     table, optimizer = trained
     slot = optimizer.get_slot(table, "accumulator")
-    with pytest.raises(ValueError, match="SlotView"):
-        tf.nn.embedding_lookup(slot, KEYS, max_norm=1.0)
-    with pytest.raises(ValueError, match="SlotView"):
-        tf.reduce_sum(slot)
+    for use in (
+        lambda: tf.nn.embedding_lookup(slot, KEYS, max_norm=1.0),
+        lambda: tf.reduce_sum(slot),
+    ):
+        with pytest.raises(ValueError, match="SlotView"):
+            use()
 
 
 def test_a_view_is_made_while_no_other_thread_makes_states(trained):
@@ -231,128 +300,3 @@ def test_a_view_is_made_while_no_other_thread_makes_states(trained):
         assert not made
     thread.join(60)
     assert len(made) == 1
-
-
-# ---- slots in the wrapped optimizer, where SOK has them
-
-HAVING_SLOTS = {name: case for name, case in CASES.items() if name.startswith(("legacy", "TF1"))}
-
-
-def having_slots(case):
-    make, names = HAVING_SLOTS[case]
-    families = pytest.importorskip("tf_keras").optimizers if case.startswith("legacy") else None
-    return make(families), names
-
-
-def grads_of(table, seed=0):
-    grads = np.random.default_rng(seed).normal(size=(3, DIM))
-    return tf.IndexedSlices(tf.constant(grads, tf.float32), tf.constant(KEYS, tf.int64)), table
-
-
-def slots_in(inner, variable, name):
-    """What a program finds that knows where the optimizer keeps its slots."""
-    if isinstance(inner, v1.Optimizer):
-        return inner._slots[name][variable._unique_id]
-    return inner._slots.get(variable._unique_id)[name]
-
-
-@pytest.mark.parametrize("case", HAVING_SLOTS)
-def test_the_wrapped_optimizer_has_the_slots_of_tables_and_of_dense_variables(case):
-    inner, names = having_slots(case)
-    tables = [sok.DynamicVariable(DIM, "uniform", name="same") for _ in range(2)]
-    dense, alone = tf.Variable(tf.ones((3, DIM))), tf.Variable(tf.ones((3, DIM)))
-    for table in tables:
-        tf.nn.embedding_lookup(table, KEYS)
-    optimizer = sok.OptimizerWrapper(inner)
-    for step in range(2):
-        pairs = [grads_of(table, step) for table in tables]
-        pairs.append((tf.ones((3, DIM)), dense))
-        optimizer.apply_gradients(pairs)
-    inner.apply_gradients([(tf.ones((3, DIM)), alone)])  # by itself, a variable that is new to it
-    assert sorted(optimizer.get_slot_names()) == sorted(names) == sorted(inner.get_slot_names())
-    for name in names:
-        for variable in (dense, alone):
-            assert isinstance(inner.get_slot(variable, name), tf.Variable)
-        for table in tables:
-            expected = optimizer.get_slot(table, name).sparse_read(KEYS)
-            assert np.any(expected)
-            for slot in (inner.get_slot(table, name), slots_in(inner, table, name)):
-                np.testing.assert_array_equal(slot.sparse_read(KEYS), expected)
-        sok.assign(inner.get_slot(tables[0], name), KEYS, np.full((3, DIM), 7.0))
-        first, second = (optimizer.get_slot(table, name).sparse_read(KEYS) for table in tables)
-        assert np.all(first == 7.0) and not np.any(second == 7.0)
-    assert optimizer._slots is inner._slots
-    variables = inner.variables() if callable(inner.variables) else inner.variables
-    assert all(isinstance(variable, tf.Variable) for variable in variables)
-
-
-@pytest.mark.parametrize("case", HAVING_SLOTS)
-def test_a_checkpoint_of_the_wrapped_optimizer_has_its_dense_slots_alone(case, tmp_path):
-    inner, names = having_slots(case)
-    table, dense = sok.DynamicVariable(DIM, "uniform", name="saved"), tf.Variable(tf.ones((3, DIM)))
-    tf.nn.embedding_lookup(table, KEYS)
-    optimizer = sok.OptimizerWrapper(inner)
-    optimizer.apply_gradients([grads_of(table), (tf.ones((3, DIM)), dense)])
-    checkpoint = tf.train.Checkpoint(inner=inner, table=table, dense=dense, wrapper=optimizer)
-    path = checkpoint.write(str(tmp_path / "all"))
-    saved = [name for name, _ in tf.train.list_variables(path)]
-    slots = [name for name in saved if ".OPTIMIZER_SLOT" in name]
-    assert len(slots) == len(names)
-    assert all(name.startswith("dense/") for name in slots), slots
-    before = {name: optimizer.get_slot(table, name).sparse_read(KEYS).numpy() for name in names}
-    of_dense = {name: inner.get_slot(dense, name).numpy() for name in names}
-    optimizer.apply_gradients([grads_of(table, 1), (tf.ones((3, DIM)), dense)])
-    checkpoint.read(path).assert_consumed()
-    for name in names:
-        np.testing.assert_array_equal(inner.get_slot(table, name).sparse_read(KEYS), before[name])
-        np.testing.assert_array_equal(inner.get_slot(dense, name), of_dense[name])
-
-
-@pytest.mark.parametrize("case", ["legacy RMSprop", "TF1 Ftrl", "TF1 Adam"])
-def test_a_copy_of_the_wrapper_begins_without_slots(case):
-    inner, names = having_slots(case)
-    table = sok.DynamicVariable(DIM, "uniform", name="copied")
-    tf.nn.embedding_lookup(table, KEYS)
-    optimizer = sok.OptimizerWrapper(inner)
-    optimizer.apply_gradients([grads_of(table)])
-    other = copy.deepcopy(optimizer)
-    assert optimizer.get_slot(table, names[0]) is not None
-    if isinstance(inner, v1.Optimizer):
-        assert other.optimizer.get_slot(table, names[0]) is None
-    else:
-        with pytest.raises(KeyError):
-            other.optimizer.get_slot(table, names[0])
-    other.apply_gradients([grads_of(table)])
-    np.testing.assert_array_equal(
-        other.optimizer.get_slot(table, names[0]).sparse_read(KEYS),
-        other.get_slot(table, names[0]).sparse_read(KEYS),
-    )
-
-
-@pytest.mark.parametrize("case", ["legacy Adagrad", "TF1 Ftrl", "TF1 RMSProp"])
-def test_slots_of_a_graph(case):
-    """Keys are other than in eager mode, and states come with the first step that runs."""
-    with tf.Graph().as_default():
-        inner, names = having_slots(case)
-        tables = [sok.DynamicVariable(DIM, "uniform", name="same") for _ in range(2)]
-        dense = tf.compat.v1.get_variable("dense", initializer=tf.ones((3, DIM)))
-        optimizer = sok.OptimizerWrapper(inner)
-        pairs = [*(grads_of(table) for table in tables), (tf.ones((3, DIM)), dense)]
-        looked_up = [tf.nn.embedding_lookup(table, KEYS) for table in tables]
-        with tf.control_dependencies(looked_up):
-            step = optimizer.apply_gradients(pairs)
-        with pytest.raises(ValueError, match="none yet"):
-            inner.get_slot(tables[0], names[0])
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
-            session.run(step)
-            for name in names:
-                got = session.run([inner.get_slot(t, name).sparse_read(KEYS) for t in tables])
-                np.testing.assert_array_equal(got[0], got[1])
-                assert np.any(got[0])
-                assert isinstance(inner.get_slot(dense, name), tf.Variable)
-
-
-def test_keras_3_has_no_slots(trained):
-    _, optimizer = trained
-    assert not hasattr(optimizer, "_slots") and not hasattr(optimizer.optimizer, "get_slot")

@@ -32,21 +32,16 @@ def note(tables, keys, num_items=None, is_complete=True):
     return partial(cache_rows, backend, tables, keys, rows, np.array(told), num_items), rows
 
 
-def test_nothing_is_known_before_the_first():
-    table = new_table(get_backend("cpu"))
-    assert noted(table) == ([], [], (-1, 0, 0, 0))
-    audit(table)
-
-
 def test_keys_and_rows_are_those_that_were_noted():
     tables = [new_table(get_backend("cpu"), name=name) for name in "ab"]
-    keys = [np.arange(5), np.arange(100, 103)]
-    noting, rows = note(tables, keys)
+    for table in tables:
+        assert noted(table) == ([], [], (-1, 0, 0, 0))
+    keys = [np.arange(5), np.arange(100, 103), np.arange(3, 9)]
+    noting, rows = note([*tables, tables[0]], keys, is_complete=False)
     noting()
-    for table, its_keys, its_rows in zip(tables, keys, rows, strict=True):
-        epoch, now = table.row_version, table.clock.now
-        expected = its_keys.tolist(), its_rows.tolist(), (its_keys.size, epoch, 1, now)
-        assert noted(table) == expected
+    for table, number in zip(tables, (2, 1), strict=True):  # of one that comes twice the last
+        expected = (keys[number].size, table.row_version, 0, table.clock.now)
+        assert noted(table) == (keys[number].tolist(), rows[number].tolist(), expected)
         assert table.record.gradient.room == 0
         audit(table)
 
@@ -68,14 +63,6 @@ def test_its_arrays_are_those_that_were_noted_wherever_they_are(backend, size, r
             array[:size] = its  # as native code would
         gradient.keys, gradient.rows = gradient.room_keys, gradient.room_rows
         table.row_cache._kept = None
-
-
-def test_of_a_table_that_comes_twice_the_last_one_is_known():
-    table = new_table(get_backend("cpu"))
-    noting, rows = note([table] * 2, [np.arange(5), np.arange(3, 9)], is_complete=False)
-    noting()
-    known = (6, table.row_version, 0, table.clock.now)
-    assert noted(table) == ([*range(3, 9)], rows[1].tolist(), known)
 
 
 def test_room_is_made_where_there_is_too_little_and_stays():

@@ -63,33 +63,31 @@ def test_a_step_is_of_the_rows_at_its_commit(backend, kind, step_of, change):
     """It is the same as one that is taken at once after what happened between the halves."""
     var_type, options = KINDS[kind]
     tables = [new_table(backend, DIM, var_type, **options) for _ in range(2)]
-    calls = []
+    calls, done = [], []
     halves, whole = (step_of(trained(table), calls) for table in tables)
+    before = rows_of(tables[0])
     halves.prepare()
     if step_of is by_function:  # the rows of its keys are there by then
+        assert len(calls) == 1
         tables[1].find_or_insert(np.array([50]))
-    for table in tables:
-        change(table)
-    halves.commit()
+        before[50] = np.full(DIM, 50.0)
+    after = rows_of(tables[0])
+    assert after.keys() == before.keys()
+    assert all((row == before[key]).all() for key, row in after.items())
+    # Another thread can change it: tables are free between the halves.
+    other = threading.Thread(target=change, args=[tables[0]], daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive()
+    change(tables[1])
+    halves.commit(partial(done.append, "taken"))
     assert len(calls) == (0 if step_of is by_rule else 1 if change is nothing else 2)
+    assert done == ["taken"]
     whole.commit()
     found, expected = map(rows_of, tables)
     assert found.keys() == expected.keys()
     for key, row in expected.items():
         np.testing.assert_array_equal(found[key], row)
-
-
-@WAYS
-def test_tables_are_free_between_the_halves(backend, step_of):
-    table = new_table(backend, DIM)
-    step = step_of(trained(table), [])
-    step.prepare()
-    other = threading.Thread(target=look_up, args=[table], daemon=True)
-    other.start()
-    other.join(60)
-    assert not other.is_alive()
-    step.commit()
-    assert int(table.contains(np.array([100])).sum()) == 1
 
 
 def test_a_prepared_step_has_looked_for_its_rows_once(backend, monkeypatch):

@@ -8,7 +8,7 @@ from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update import NonFiniteGradientError
 from tests.engine.test_update import Counts, gradients_of, mixed_tables, rows_of, updates_of
 from tests.support import reference_updates
-from tests.support.helpers import new_table, on, update_of
+from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_updates, prepared_updates
 
 SMALL = {"init_capacity": 64, "max_capacity": 64, "on_refused": "ignore"}
@@ -33,21 +33,7 @@ def rows_by_key(table, name):
     return dict(zip(keys.tolist(), values, strict=True))
 
 
-def same(one, other):
-    """Asserts that two tables hold the same, but for when keys were last seen."""
-    for a, b in [(rows_of(one), rows_of(other)), *zip_states(one, other)]:
-        assert a.keys() == b.keys()
-        for key, row in a.items():
-            np.testing.assert_array_equal(row, b[key])
-
-
-def zip_states(one, other):
-    states, others = states_of(one), states_of(other)
-    assert states.keys() == others.keys()
-    return [(states[name], others[name]) for name in states]
-
-
-@pytest.mark.parametrize("n", [1, 2, 33, 129])
+@pytest.mark.parametrize("n", [1, 129])
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_without_a_row_begins_anew(backend, kind, rule, n):
@@ -62,7 +48,13 @@ def test_a_key_without_a_row_begins_anew(backend, kind, rule, n):
     table.erase(keys[::2])
     before, states = rows_of(table), states_of(table)
     grads = grads_for(keys, 3, 1)
-    apply_updates([update_of(table, make(), keys, grads)], 0.5, 3)
+    counts, taken = table.statistics(), []
+    halves = [update_of(table, make(), keys, half) for half in (0.25 * grads, 0.75 * grads)]
+    prepared_updates(halves, 0.5, 3).commit(lambda: taken.append(table.size))
+    assert taken == [2 * n]  # it is noted with the insertion
+    now = table.statistics()  # an update is no lookup, but what it inserts is counted, once
+    assert (now.found_total, now.missed_total) == (counts.found_total, counts.missed_total)
+    assert (now.inserted_total, now.not_updated_total) == (counts.inserted_total + n, 0)
     first = np.repeat((keys % 1000)[:, None], 3, 1).astype(np.float64)
     w = np.array([before.get(key, row) for key, row in zip(keys.tolist(), first, strict=True)])
     begin = {"accumulator": 0.1, "m": 0.0, "v": 0.0}
@@ -83,7 +75,6 @@ def test_a_key_without_a_row_begins_anew(backend, kind, rule, n):
 @pytest.mark.parametrize("repeated", [False, True])
 def test_many_tables_do_what_a_lookup_before_the_update_does(backend, repeated):
     """Tables of many kinds and formats; of every third all keys are there, of some none is."""
-    rng = np.random.default_rng(0)
     here, there = (mixed_tables(backend, 12) for _ in range(2))
     updates = []
     for tables in (here, there):
@@ -101,20 +92,14 @@ def test_many_tables_do_what_a_lookup_before_the_update_does(backend, repeated):
     for each in updates:
         apply_updates(each, 0.1, 1, stochastic_rounding=True)
     for one, other in zip(here, there, strict=True):
-        same(one, other)
+        assert one.store.state_names == other.store.state_names
+        for name in ("value", *one.store.state_names):
+            held, its = rows_by_key(one, name), rows_by_key(other, name)
+            assert held.keys() == its.keys()
+            for key, row in held.items():
+                np.testing.assert_array_equal(row, its[key])
         assert one.statistics().inserted_total == other.statistics().inserted_total
         assert one.statistics().not_updated_total == 0
-
-
-def test_an_update_counts_as_no_lookup(backend):
-    """But what it inserts is counted."""
-    table = new_table(backend, 2)
-    table.find_or_insert(backend.from_host(np.array([1, 2])))
-    before = table.statistics()
-    apply_updates([update_of(table, SGD(), [1, 5, 5, 6], np.ones((4, 2)))], 1.0, 1)
-    now = table.statistics()
-    assert (now.found_total, now.missed_total) == (before.found_total, before.missed_total)
-    assert (now.inserted_total, now.not_updated_total) == (before.inserted_total + 2, 0)
 
 
 @pytest.mark.parametrize("strategy", ["kLru", "kLfu", "kEpochLru", "kCustomized"])
@@ -213,15 +198,6 @@ def test_a_prepared_step_has_inserted_nothing_but_made_room(backend, kind):
     assert (now.near_reserved_bytes, now.far_reserved_bytes) == sizes, "rows found no room"
 
 
-def test_a_step_is_noted_with_the_insertion(backend):
-    table = new_table(backend, 2)
-    taken = []
-    update = update_of(table, SGD(), [3], [[1, 1]])
-    prepared_updates([update], 1.0, 1).commit(lambda: taken.append(table.size))
-    assert taken == [1]
-    assert rows_of(table).keys() == {3}
-
-
 @pytest.mark.parametrize("num_tables", [1, 26])
 def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, monkeypatch, num_tables):
     tables = mixed_tables(backend, num_tables, ["float32"])
@@ -237,27 +213,3 @@ def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, monke
     assert len(counted.kernels) <= (13 if num_tables == 1 else 15), counted.kernels
     assert counted.waits - num_tables <= most  # KeyInitializer waits once for each table
     assert all(table.size == 60 for table in tables)
-
-
-@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
-def test_a_table_that_comes_twice_inserts_a_key_once(backend, kind):
-    table = new_table(backend, 2, kind)
-    parts = [update_of(table, SGD(), [7, 8], np.ones((2, 2))) for _ in range(2)]
-    apply_updates(parts, 1.0, 1)
-    assert {key: row[0] for key, row in rows_of(table).items()} == {7: 7 - 2, 8: 8 - 2}
-
-
-@pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
-def test_keys_that_a_lookup_was_refused_are_tried_again(backend, of_gradient):
-    """What a lookup was refused the gradient knows, so a GPU is asked."""
-    table = new_table(backend, 2, "hybrid", **SMALL)
-    gradients = gradients_of(backend, [table], np.arange(120))
-    held = set(rows_of(table))
-    assert 0 < len(held) < 120
-    table.erase(on(backend, np.array(sorted(held)))[0])
-    apply_updates(updates_of([table], SGD(), gradients, of_gradient), 1.0, 1)
-    now = table.statistics()
-    assert now.size > 0
-    assert now.not_updated_total == 120 - now.size
-    for key, row in rows_of(table).items():
-        np.testing.assert_array_equal(row, np.float32(key) - (key + 1))

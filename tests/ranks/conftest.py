@@ -98,6 +98,22 @@ def once():
     """Has a test run over one transport: it has no collective of its own."""
 
 
+@pytest.fixture
+def over(comm, monkeypatch):
+    """As if `sok.init` had chosen the transport of a test."""
+    from sok_lite.bridge import job
+
+    monkeypatch.setattr(job, "_communicator", comm)
+
+
+@pytest.fixture(params=["eager", "tf.function"])
+def run(request):
+    """Returns what calls a function at once, or traced."""
+    import tensorflow as tf
+
+    return tf.function if request.param == "tf.function" else lambda function: function
+
+
 def pytest_report_header() -> list[str]:
     return [f"{tool}: {comm}" for tool, comm in connect().items()] + [
         f"no {tool}: {reason}" for tool, reason in _missing.items()

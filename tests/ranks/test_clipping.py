@@ -14,19 +14,7 @@ DIM = 3
 LIMIT = 0.5
 
 
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
-def eagerly(function):
-    return function
-
-
-@pytest.fixture(params=[eagerly, tf.function], ids=["eager", "tf.function"])
-def run(request):
-    return request.param
+pytestmark = pytest.mark.usefixtures("over")
 
 
 def of_all_ranks(comm, grad):

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import sok_lite as sok
 import sok_lite.keras
-from sok_lite.bridge import job
 from sok_lite.comm.horovod import HorovodCommunicator
 
 hvd = pytest.importorskip("horovod.tensorflow")
@@ -17,19 +16,7 @@ tf_keras = pytest.importorskip("tf_keras")
 TRANSPORT = HorovodCommunicator  # its tape reaches ranks in no other way
 
 
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """As if `sok.init` had chosen Horovod."""
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
-def eagerly(function):
-    return function
-
-
-@pytest.fixture(params=[eagerly, tf.function], ids=["eager", "tf.function"])
-def run(request):
-    return request.param
+pytestmark = pytest.mark.usefixtures("over")
 
 
 class Model:
@@ -55,7 +42,7 @@ class Model:
 
 @pytest.mark.full_only("traces for 7 s")
 def test_a_gradient_that_horovod_has_gathered_raises_and_changes_nothing(comm, run):
-    model = Model(comm, f"gathered {run is eagerly}")
+    model = Model(comm, "gathered")
     inner = keras.optimizers.SGD(1.0)
     optimizer = sok.OptimizerWrapper(inner)
 
@@ -76,7 +63,7 @@ def test_a_gradient_that_horovod_has_gathered_raises_and_changes_nothing(comm, r
 
 
 def test_tables_that_the_tape_knows_as_local_train_on_the_mean_of_all_losses(comm, run):
-    model = Model(comm, f"local {run is eagerly}")
+    model = Model(comm, "local")
     optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
 
     @run

@@ -1,29 +1,18 @@
 """Hybrid tables over real ranks: eviction, the filter, inference mode, what must be equal."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import job
 
 DIM = 2
 SMALL = {"init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}
 
 
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
-def eagerly(function):
-    return function
-
-
-@pytest.fixture(params=[eagerly, tf.function], ids=["eager", "tf.function"])
-def run(request):
-    return request.param
+pytestmark = pytest.mark.usefixtures("over")
 
 
 def hybrid(initializer="0", name="table", **options):
@@ -53,7 +42,7 @@ def test_training_beyond_the_limit(comm, run):
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
     expected = {}
-    for step in range(40):
+    for step in range(24):
         # Every rank asks for other keys, of all ranks.
         batches = [np.random.default_rng([step, r]).choice(500, 5) for r in range(comm.size)]
         train(tf.constant(batches[comm.rank]))
@@ -85,34 +74,22 @@ def test_the_filter_draws_at_the_owner(comm, run):
     assert abs(len(held) / num_asked - 0.5) < 0.1
 
 
-def test_inference_mode_on_all_ranks(comm, run):
-    table = hybrid(initializer=None)
-    look_up = run(lambda keys: sok.lookup_sparse(table, column(keys), combiners="sum"))
-    keys = tf.range(10, dtype=tf.int64) + comm.rank
-    with sok.inference_mode(missing="zeros"):
-        np.testing.assert_array_equal(look_up(keys), np.zeros((10, DIM)))
-    assert all_keys(comm, table) == {}
-    rows = look_up(keys)
-    assert (rows.numpy() != 0).all()
-    with sok.inference_mode(missing="zeros"):
-        np.testing.assert_array_equal(look_up(keys), rows)
-    assert sorted(all_keys(comm, table)) == list(range(9 + comm.size))
-
-
-def test_the_mode_of_the_owner_counts(comm, run):
+def test_inference_mode_on_all_ranks_and_that_of_the_owner_counts(comm, run):
     table = hybrid(initializer="3")
-    keys = tf.range(12, dtype=tf.int64)
     look_up = run(lambda keys: sok.lookup_sparse(table, column(keys), combiners="sum"))
-    if comm.rank == 0:
-        with sok.inference_mode(missing="zeros"):
-            rows = look_up(keys)
-    else:
+    keys = tf.range(12, dtype=tf.int64)
+    with sok.inference_mode(missing="zeros"):
+        np.testing.assert_array_equal(look_up(keys), np.zeros((12, DIM)))
+    assert all_keys(comm, table) == {}
+    with sok.inference_mode(missing="zeros") if comm.rank == 0 else contextlib.nullcontext():
         rows = look_up(keys)
     mine = [0.0 if key % comm.size == 0 else 3.0 for key in range(12)]
     np.testing.assert_array_equal(rows[:, 0], mine)
     assert sorted(all_keys(comm, table)) == [key for key in range(12) if key % comm.size]
     look_up(keys)
     assert sorted(all_keys(comm, table)) == list(range(12))
+    with sok.inference_mode(missing="zeros"):
+        np.testing.assert_array_equal(look_up(keys), np.full((12, DIM), 3.0))
 
 
 def test_what_a_rank_evicts_is_its_own(comm, run):
@@ -133,13 +110,15 @@ def test_what_a_rank_evicts_is_its_own(comm, run):
     [
         ([{}, {"filter_ratio": 0.5}], "filter_ratio of table 0 is 1.0 on rank 0 and 0.5 on rank 1"),
         ([{}, {"evict_strategy": "kLfu"}], "evict_strategy of table 0 is 'kLru' on rank 0"),
+        ([None, {}], "var_type of table 0 is 'hbm' on rank 0"),
     ],
-    ids=["filter", "strategy"],
+    ids=["filter", "strategy", "kind"],
 )
 def test_options_that_differ_raise_on_all_ranks(comm, options, text):
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
-    table = hybrid(name=f"unequal {text[:5]}", **options[comm.rank > 0])
+    its, name = options[comm.rank > 0], f"unequal {text[:5]}"
+    table = sok.DynamicVariable(DIM, name=name) if its is None else hybrid(name=name, **its)
     with pytest.raises(ValueError, match=text):
         sok.lookup_sparse(table, column(tf.constant([1], tf.int64)))
     assert table.table.size == 0
@@ -166,12 +145,3 @@ def test_each_rank_evicts_by_its_own_capacity_and_loads_into_it(comm, run, folde
     assert small.table.size == 0
     sok.load(folder, [small], on_full="evict")
     assert small.table.size == (min(most, owned.size) if comm.rank else 32)
-
-
-def test_kinds_that_differ_raise_on_all_ranks(comm):
-    if comm.size == 1:
-        pytest.skip("one rank agrees with itself")
-    kind = "hybrid" if comm.rank else "hbm"
-    table = sok.DynamicVariable(DIM, var_type=kind, name="kinds")
-    with pytest.raises(ValueError, match="var_type of table 0 is 'hbm' on rank 0"):
-        sok.lookup_sparse(table, column(tf.constant([1], tf.int64)))

@@ -16,11 +16,13 @@ pytestmark = pytest.mark.usefixtures("initialised")
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_all_goes_back_to_the_last_commit(tmp_path, on_disk):
     table = sok.DynamicVariable(3, name="t", initializer="ones")
+    of_keras = pytest.importorskip("sok_lite.keras").Table("item", 2)
     dense = tf.Variable([1.0, 2.0])
     optimizer = sok.OptimizerWrapper(keras.optimizers.Adam(0.5))
     optimizer.optimizer.build([dense])
     path = tmp_path if on_disk else None
-    state = sok.elastic.TableState([table, dense], optimizer, path, step=0, seen=["a"])
+    parts = [table, of_keras, dense]
+    state = sok.elastic.TableState(parts, optimizer, path, step=0, seen=["a"])
 
     def step(keys):
         with tf.GradientTape() as tape:
@@ -28,11 +30,13 @@ def test_all_goes_back_to_the_last_commit(tmp_path, on_disk):
             loss = tf.reduce_sum(rows) * tf.reduce_sum(dense**2)
         gradients = tape.gradient(loss, [table, dense])
         optimizer.apply_gradients(zip(gradients, [table, dense], strict=True))
+        of_keras.assign(keys, tf.random.uniform([len(keys), 2]))
 
     def everything():
         keys, rows = sok.export(table)
         states = [table.table.read_state(name, keys) for name in table.table.store.state_names]
         others = [np.asarray(each) for each in (dense, *optimizer.optimizer.variables)]
+        others += [each.numpy() for each in of_keras.export()]
         arrays = [keys.numpy(), rows.numpy(), *states, *others]
         return [array.tobytes() for array in arrays], state.step, state.seen
 
@@ -48,19 +52,6 @@ def test_all_goes_back_to_the_last_commit(tmp_path, on_disk):
         state.restore()
         state.sync()
         assert everything() == before
-
-
-def test_a_table_of_keras_goes_back_too():
-    table = pytest.importorskip("sok_lite.keras").Table("item", 2)
-    table.assign([1], [[1.0, 2.0]])
-    state = sok.elastic.TableState(table)
-    state.sync()
-    state.commit()
-    table.assign([1, 2], [[5.0, 5.0]] * 2)
-    state.restore()
-    state.sync()
-    np.testing.assert_array_equal(table.export()[0], [1])
-    np.testing.assert_array_equal(table.export()[1], [[1, 2]])
 
 
 def test_what_it_refuses():
@@ -92,34 +83,32 @@ def test_a_traced_alltoall_takes_other_numbers_of_ranks(monkeypatch):
         assert num_counts().as_list() == [None]
 
 
+class Stub:
+    """A state of elastic training that ends where it is restored."""
+
+    def on_reset(self):
+        pass
+
+    sync = on_reset
+
+    def restore(self):
+        raise StopIteration("it is restored")
+
+
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_the_death_of_a_rank_is_told_to_horovod(in_graph):
+def test_the_death_of_a_rank_is_told_to_horovod_and_said(in_graph, caplog):
     def dies():
         raise CommunicatorError("Rank 1 has died")
 
-    calls = []
-
     @sok.elastic.run
     def train(state):
-        calls.append(state)
-        if len(calls) == 1:
-            if in_graph:
-                tf.function(lambda: tf.py_function(dies, [], tf.int64))()
-            dies()
-        return "goes on"
-
-    class State:
-        def on_reset(self):
-            pass
-
-        def sync(self):
-            pass
-
-        def restore(self):
-            raise StopIteration("it is restored")
+        if in_graph:
+            tf.function(lambda: tf.py_function(dies, [], tf.int64))()
+        dies()
 
     with pytest.raises(StopIteration, match="it is restored"):
-        train(State())
+        train(Stub())
+    assert "as the ranks failed: " in caplog.text and "Rank 1 has died" in caplog.text
 
 
 def test_a_program_that_always_fails_ends():
@@ -134,22 +123,3 @@ def test_a_program_that_always_fails_ends():
         state.sync()
     with pytest.raises(RuntimeError, match="10 failures in a row on 1 ranks, with no commit in be"):
         state.restore()
-
-
-def test_the_reason_for_going_on_is_said(caplog):
-    @sok.elastic.run
-    def train(state):
-        raise CommunicatorError("Rank 1 is in another call")
-
-    class State:
-        def on_reset(self):
-            pass
-
-        sync = on_reset
-
-        def restore(self):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(State())
-    assert "as the ranks failed: Rank 1 is in another call" in caplog.text

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite import communication
 from sok_lite.bridge import collectives
-from sok_lite.comm import Communicator, SingleCommunicator
+from sok_lite.comm import Communicator
 from sok_lite.comm.threads import run_ranks
 from tests.support.own_process import run_program
 
@@ -26,23 +27,25 @@ def not_launched(monkeypatch):
             monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("tool", ["horovod", "mpi", "single"])
+@pytest.mark.parametrize("tool", ["horovod", "mpi", "single", None])
 def test_one_process_needs_nothing(tool, caplog, capsys):
+    def facts():
+        its = sok.communication
+        return [
+            *(its.rank(), its.local_rank(), its.id_in_rank(), its.global_gpu_id()),
+            *(its.num_ranks(), its.num_gpus(), its.num_gpu_per_rank()),
+        ]
+
+    assert facts() == [0] * 4 + [1] * 3  # of a process by itself, which may call init later
     with caplog.at_level(logging.INFO, "sok_lite"):
-        sok.init(tool)
+        sok.init(*([tool] if tool else []))
     text = "[SOK INFO] Initialize finished, communication tool: single process"
     assert caplog.record_tuples == [("sok_lite", logging.INFO, text)]
     assert capsys.readouterr().out == ""
-    assert (sok.communication.rank(), sok.communication.num_ranks()) == (0, 1)
-    assert (sok.communication.local_rank(), sok.communication.id_in_rank()) == (0, 0)
-    assert (sok.communication.num_gpus(), sok.communication.num_gpu_per_rank()) == (1, 1)
-    assert sok.communication.global_gpu_id() == 0
-
-
-def test_the_default_is_horovod():
-    sok.init()
-    with pytest.raises(RuntimeError, match="'horovod'.*'mpi'"):
-        sok.init("mpi")
+    assert facts() == [0] * 4 + [1] * 3
+    if tool is None:
+        with pytest.raises(RuntimeError, match="'horovod'.*'mpi'"):
+            sok.init("mpi")
 
 
 def test_a_second_init_with_another_tool_is_refused():
@@ -64,46 +67,28 @@ def test_an_unknown_tool_is_refused():
     assert sok.communication.rank() == 0  # of a process by itself
 
 
-def test_a_process_by_itself_may_call_init_later():
-    assert (sok.communication.num_ranks(), sok.communication.local_rank()) == (1, 0)
-    sok.init("mpi")
-    assert sok.communication.num_ranks() == 1
-
-
 def test_ranks_that_are_not_connected_are_told(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("HOROVOD_ELASTIC", "1")  # a job whose ranks come and go
+        with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
+            sok.communication.rank()
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with pytest.raises(
-        RuntimeError, match="Did you forget to call sok.init.*2 ranks were launched"
-    ):
+    with pytest.raises(RuntimeError, match="forget to call sok.init.*2 ranks were launched"):
         sok.communication.rank()
-
-
-def test_a_job_whose_ranks_come_and_go_is_to_be_connected(monkeypatch):
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    with pytest.raises(RuntimeError, match="Did you forget to call sok.init"):
-        sok.communication.rank()
-
-
-@pytest.mark.parametrize("argument", ["tool", "comm_tool"])
-def test_the_tool_has_soks_name_and_that_of_init(argument):
-    sok.set_comm_tool(**{argument: "single"})
-    sok.set_comm_tool("single")
-    with pytest.raises(RuntimeError, match="cannot be set more than once"):
-        sok.set_comm_tool(**{argument: "mpi"})
-
-
-@pytest.mark.parametrize("arguments", [{}, {"tool": "mpi", "comm_tool": "mpi"}])
-def test_one_tool_is_given(arguments):
-    with pytest.raises(TypeError, match="takes one tool"):
-        sok.set_comm_tool(**arguments)
-
-
-def test_several_ranks_without_horovod_are_refused(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setitem(sys.modules, "horovod", None)
-    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    for name in ("horovod", "horovod.tensorflow"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RuntimeError, match="2 ranks were launched.*[Hh]orovod"):
         sok.init()
+
+
+def test_one_tool_is_given():
+    for arguments in ({}, {"tool": "mpi", "comm_tool": "mpi"}):
+        with pytest.raises(TypeError, match="takes one tool"):
+            sok.set_comm_tool(**arguments)
+    for argument in ("tool", "comm_tool"):  # SOK's name and that of init
+        sok.set_comm_tool(**{argument: "single"})
+        with pytest.raises(RuntimeError, match="cannot be set more than once"):
+            sok.set_comm_tool(**{argument: "mpi"})
 
 
 def test_collectives_of_one_rank(mode):
@@ -113,58 +98,47 @@ def test_collectives_of_one_rank(mode):
     np.testing.assert_array_equal(rows, x)
     np.testing.assert_array_equal(splits, [2])
     for op in ("sum", "average", "max", "min"):
-        reduced = mode(lambda op=op: sok.communication.allreduce(x, op))()
-        np.testing.assert_array_equal(reduced, x)
+        for given in (x, tf.constant(2.5)):
+            found = mode(lambda op=op, given=given: sok.communication.allreduce(given, op))()
+            np.testing.assert_array_equal(found, given)
     np.testing.assert_array_equal(mode(lambda: sok.communication.allgather(x))(), x)
     np.testing.assert_array_equal(mode(lambda: sok.communication.broadcast(x, 0))(), x)
     with pytest.raises(ValueError, match="'sum', 'average', 'max' or 'min'"):
         sok.communication.allreduce(x, "product")
+    for wrong in (3, tf.constant([1, 2], tf.int64), tf.constant([True])):
+        with pytest.raises(TypeError, match="averages floats.*Received: dtype=.*tf.cast"):
+            sok.communication.allreduce(wrong, "average")
+    with pytest.raises(TypeError, match="cannot sum booleans.*Received: dtype=bool"):
+        sok.communication.allreduce(tf.constant([True]), "sum")
+
+
+@pytest.fixture
+def reduced(monkeypatch):
+    """Returns what two ranks get of an allreduce of a tensor times the number of the rank + 1."""
+    mine = threading.local()
+    monkeypatch.setattr(collectives, "communicator", lambda: mine.comm)
+
+    def reduce(comm: Communicator, x, op) -> tf.Tensor:
+        mine.comm = comm
+        return sok.communication.allreduce(x * tf.cast(comm.rank + 1, x.dtype), op)
+
+    return lambda x, op: run_ranks(2, partial(reduce, x=tf.constant(x), op=op))
 
 
 @pytest.mark.parametrize(
     ("op", "expected"),
     [("sum", [4.5, -6.0]), ("average", [2.25, -3.0]), ("max", [3.0, -2.0]), ("min", [1.5, -4.0])],
 )
-def test_bfloat16_is_reduced_as_numbers_not_as_bits(monkeypatch, op, expected):
-    mine = threading.local()
-    monkeypatch.setattr(collectives, "communicator", lambda: mine.comm)
-
-    def reduce(comm: Communicator) -> tf.Tensor:
-        mine.comm = comm
-        x = tf.constant([1.5, -2.0], tf.bfloat16) * (comm.rank + 1)
-        return sok.communication.allreduce(x, op)
-
-    for reduced in run_ranks(2, reduce):
-        assert reduced.dtype == tf.bfloat16
-        np.testing.assert_array_equal(tf.cast(reduced, tf.float32), expected)
+def test_bfloat16_is_reduced_as_numbers_not_as_bits(reduced, op, expected):
+    for each in reduced(tf.constant([1.5, -2.0], tf.bfloat16), op):
+        assert each.dtype == tf.bfloat16
+        np.testing.assert_array_equal(tf.cast(each, tf.float32), expected)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.float16], ids=lambda d: d.name)
-def test_a_scalar_is_reduced(monkeypatch, mode, dtype):
-    mine = threading.local()
-    monkeypatch.setattr(collectives, "communicator", lambda: mine.comm)
-
-    def reduce(comm: Communicator) -> tf.Tensor:
-        mine.comm = comm
-        x = tf.cast(comm.rank + 1, dtype)
-        return sok.communication.allreduce(x, "sum")
-
-    for reduced in run_ranks(2, reduce):
-        assert (reduced.shape, reduced.dtype, float(reduced)) == ((), dtype, 3.0)
-    mine.comm = SingleCommunicator()
-    for op in ("sum", "max", "min"):
-        assert float(mode(lambda op=op: sok.communication.allreduce(tf.constant(5), op))()) == 5
-    average = mode(lambda: sok.communication.allreduce(2.5, "average"))()
-    assert (average.shape, float(average)) == ((), 2.5)
-
-
-def test_what_has_no_sum_or_average_of_its_dtype_is_refused():
-    sok.init("single")
-    for x in (3, tf.constant([1, 2], tf.int64), tf.constant([True])):
-        with pytest.raises(TypeError, match="averages floats.*Received: dtype=.*tf.cast"):
-            sok.communication.allreduce(x, "average")
-    with pytest.raises(TypeError, match="cannot sum booleans.*Received: dtype=bool"):
-        sok.communication.allreduce(tf.constant([True]), "sum")
+def test_a_scalar_is_reduced(reduced, dtype):
+    for each in reduced(tf.cast(1, dtype), "sum"):
+        assert (each.shape, each.dtype, float(each)) == ((), dtype, 3.0)
 
 
 def test_versions():

@@ -14,7 +14,8 @@ k3, new, legacy = keras.optimizers, tf_keras.optimizers, tf_keras.optimizers.leg
 v1 = tf.compat.v1.train
 
 KEYS = [5, -7, 2**40]
-ALL = pytest.mark.parametrize("module", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
+MODULES = {"Keras 3": k3, "tf_keras": new, "legacy": legacy}
+ALL = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 
 
 class Pair:
@@ -49,11 +50,17 @@ def train_by_hand(pair, optimizer, factor=1.0):
     optimizer.apply_gradients([(tf.convert_to_tensor(rows), pair.rows), (dense, pair.copy)])
 
 
-@ALL
+@pytest.mark.parametrize("family", [*MODULES, "TF1", "scaled"])
 @pytest.mark.parametrize("given", ["function", "tensor", "variables later"])
-def test_minimize(module, given, mode):
-    pair = Pair()
-    ours, theirs = sok.OptimizerWrapper(module.Adam(0.1)), module.Adam(0.1)
+def test_minimize(family, given, mode):
+    pair, options, count = Pair(), {}, tf.Variable(0, dtype=tf.int64)
+    make = {"TF1": v1.AdamOptimizer, "scaled": k3.SGD}.get(family) or MODULES[family].Adam
+    scale = {"loss_scale_factor": 8.0} if family == "scaled" else {}
+    ours, theirs = sok.OptimizerWrapper(make(0.1, **scale)), make(0.1)
+    if family == "TF1":
+        given, options = "function", {"global_step": count}
+    elif family == "scaled":
+        given, options = "function", {"grad_loss": 3.0}
 
     @mode
     def step():
@@ -63,21 +70,15 @@ def test_minimize(module, given, mode):
                 loss = pair.ours()
             ours.minimize(loss, variables, tape=tape)
         else:
-            ours.minimize(pair.ours, (lambda: variables) if given != "function" else variables)
+            given_variables = (lambda: variables) if given != "function" else variables
+            ours.minimize(pair.ours, given_variables, **options)
 
     for _ in range(2):
         step()
-        train_by_hand(pair, theirs)
+        train_by_hand(pair, theirs, factor=options.get("grad_loss", 1.0))
     pair.check()
     assert int(ours.iterations) == 2
-
-
-def test_minimize_scales_the_loss_and_its_gradient(mode):
-    pair = Pair()
-    ours = sok.OptimizerWrapper(k3.SGD(0.1, loss_scale_factor=8.0))
-    mode(lambda: [ours.minimize(pair.ours, [pair.table, pair.dense], grad_loss=3.0), None][1])()
-    train_by_hand(pair, k3.SGD(0.1), factor=3.0)
-    pair.check()
+    assert count == (2 if family == "TF1" else 0)
 
 
 def test_variables_of_keras_and_those_that_no_tape_watches_are_trained():
@@ -90,22 +91,6 @@ def test_variables_of_keras_and_those_that_no_tape_watches_are_trained():
     rows, dense = tape.gradient(loss, [pair.rows, pair.copy.value])
     k3.SGD(0.1).apply_gradients([(tf.convert_to_tensor(rows), pair.rows), (dense, pair.copy)])
     pair.check()
-
-
-def test_minimize_with_an_optimizer_of_tf1_in_eager_mode(mode):
-    pair = Pair()
-    count = tf.Variable(0, dtype=tf.int64)
-    ours, theirs = sok.OptimizerWrapper(v1.AdamOptimizer(0.1)), v1.AdamOptimizer(0.1)
-    variables = [pair.table, pair.dense]
-
-    @mode
-    def step():
-        ours.minimize(pair.ours, variables, global_step=count)
-
-    step()
-    train_by_hand(pair, theirs)
-    pair.check()
-    assert count == 1
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "all trainable"])
@@ -137,7 +122,7 @@ def test_minimize_in_a_graph_of_tf1(given):
         assert session.run(count) == 1
 
 
-def test_what_minimize_cannot_do_is_refused():
+def test_what_an_optimizer_cannot_do_is_refused():
     pair = Pair()
     keras_one, old = sok.OptimizerWrapper(k3.SGD(0.1)), sok.OptimizerWrapper(v1.AdamOptimizer(0.1))
     for optimizer, arguments, options, error, text in (
@@ -151,14 +136,30 @@ def test_what_minimize_cannot_do_is_refused():
             optimizer.minimize(*arguments, **options)
     assert keras_one.iterations == 0
     pair.check()
+    for wrapper in (old, sok.OptimizerWrapper(legacy.SGD(0.1))):
+        with pytest.raises(NotImplementedError, match="has no weight decay"):
+            wrapper.exclude_from_weight_decay(var_names=["x"])
+    with pytest.raises(NotImplementedError, match="AdamOptimizer of tf.compat.v1.train has no get"):
+        old.get_config()
+
+
+class Halving(k3.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.5 ** (tf.cast(step, tf.float32) + 1)
+
+    def get_config(self):
+        return {}
 
 
 @ALL
 def test_a_wrapper_comes_back_of_its_description(module):
-    schedules = (k3 if module is k3 else new).schedules
-    inner = module.Adam(schedules.ExponentialDecay(0.5, 1, 0.5), beta_1=0.5, clipnorm=0.7)
+    schedule, custom = new.schedules.ExponentialDecay(0.5, 1, 0.5), {}
+    if module is k3:
+        schedule, custom = Halving(), {"custom_objects": {"Halving": Halving}}
+    inner = module.Adam(schedule, beta_1=0.5, clipnorm=0.7)
     first = sok.OptimizerWrapper(inner, on_nonfinite="error", stochastic_rounding=True)
-    second = sok.OptimizerWrapper.from_config(json.loads(json.dumps(first.get_config())))
+    config = json.loads(json.dumps(first.get_config()))
+    second = sok.OptimizerWrapper.from_config(config, **custom)
     assert type(second.optimizer) is type(inner)
     assert second.optimizer is not inner
     assert (second.on_nonfinite, second.stochastic_rounding) == ("error", True)
@@ -168,29 +169,6 @@ def test_a_wrapper_comes_back_of_its_description(module):
         for _ in range(2):
             optimizer.minimize(pair.ours, [pair.table, pair.dense])
     np.testing.assert_array_equal(sok.export(other.table)[1], sok.export(one.table)[1])
-
-
-def test_optimizers_of_tf1_have_no_description():
-    with pytest.raises(NotImplementedError, match="AdamOptimizer of tf.compat.v1.train has no get"):
-        sok.OptimizerWrapper(v1.AdamOptimizer(0.1)).get_config()
-
-
-class Constant(k3.schedules.LearningRateSchedule):
-    def __call__(self, step):
-        return 0.25
-
-    def get_config(self):
-        return {}
-
-
-def test_a_schedule_of_ones_own_comes_back():
-    config = sok.OptimizerWrapper(k3.SGD(Constant())).get_config()
-    custom = {"Constant": Constant}
-    wrapper = sok.OptimizerWrapper.from_config(config, custom_objects=custom)
-    assert float(wrapper.learning_rate) == 0.25
-
-
-# ---- weight decay --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("module", [k3, new], ids=["Keras 3", "tf_keras"])
@@ -216,17 +194,9 @@ def test_weight_decay_leaves_alone_what_is_excluded(module, by, mode):
     assert [float(each[0]) for each in dense] == [1.0, 0.75]
 
 
-def test_optimizers_without_weight_decay_say_so():
-    for inner in (legacy.SGD(0.1), v1.AdamOptimizer(0.1)):
-        with pytest.raises(NotImplementedError, match="has no weight decay"):
-            sok.OptimizerWrapper(inner).exclude_from_weight_decay(var_names=["x"])
-
-
-# ---- learning rates ------------------------------------------------------------------------------
-
-
 @ALL
 def test_a_schedule_may_take_the_place_of_a_number(module):
+    """And a number that of a schedule where the optimizer lets it."""
     schedules = (k3 if module is k3 else new).schedules
     table = sok.DynamicVariable(1, initializer="zeros")
     optimizer = sok.OptimizerWrapper(module.SGD(1.0))
@@ -236,11 +206,6 @@ def test_a_schedule_may_take_the_place_of_a_number(module):
     assert float(optimizer.lr) == 0.5
     optimizer.apply_gradients([(one, table)])
     np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [7]), [[-1.5]])
-
-
-@ALL
-def test_a_number_takes_the_place_of_a_schedule_where_the_optimizer_lets_it(module):
-    schedules = (k3 if module is k3 else new).schedules
     optimizer = sok.OptimizerWrapper(module.SGD(schedules.ExponentialDecay(1.0, 1, 0.5)))
     if module is legacy:
         optimizer.learning_rate = 0.125

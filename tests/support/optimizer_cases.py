@@ -1,6 +1,6 @@
 """Every optimizer with a rule, and every option that selects or enters a formula: one list.
 
-A case names the optimizer as the frameworks do and, beside it, its twin in tests/reference_updates:
+A case names the optimizer as the frameworks do and, beside it, its twin in reference_updates.py:
 the function and what it is called with. Tests on one rank, on a simulated GPU and on several ranks
 take them from here, and docs/optimizers.md names no optimizer that is not among them.
 """
@@ -126,15 +126,8 @@ class Twin:
         # The default is the same in Keras 3, tf_keras, its legacy optimizers and TF1.
         if state == "rms":
             return self._case.hyper.get("initial_rms", 0.0)
-        starts = {
-            "adagrad": "accumulator",
-            "rowwiseadagrad": "accumulator",
-            "ftrl": "accumulator",
-            "sparsegroupftrl": "accumulator",
-            "proximaladagrad": "accumulator",
-            "adagradda": "gradient_squared_accumulator",
-        }
-        if starts.get(self._case.twin) == state:
+        is_sum = state in ("accumulator", "gradient_squared_accumulator")
+        if is_sum and self._case.twin != "adadelta":
             return self._case.hyper.get("initial_accumulator", 0.1)
         return 0.0
 
@@ -172,244 +165,155 @@ _TWINS_NAMES = {
 }
 
 
-def _case(family: str, name: str, options: dict[str, Any], twin: str, **more: Any) -> Case:
-    """Returns a case; `more`: what the twin has and no option says."""
-    hyper = more | {_TWINS_NAMES.get(option, option): value for option, value in options.items()}
+_DECAY = {"weight_decay": 0.05}
+_ROUGH = {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3}
+_NESTEROV = {"momentum": 0.9, "nesterov": True}
+_PROXIMAL = {"l1_regularization_strength": 0.05, "l2_regularization_strength": 0.2}
+_FTRL = {**_PROXIMAL, "l2_shrinkage_regularization_strength": 0.02}
+_POWER = {"learning_rate_power": -0.7, "initial_accumulator_value": 0.5}
+_PENALTIES = {f"{name}_regularization_strength": 0.1 for name in ("l2", "l21")}
+_PENALTIES["l1_regularization_strength"] = 0.01
+
+
+def _cases(
+    family: str,
+    name: str,
+    twin: str,
+    *several: dict[str, Any],
+    is_dense_alike: bool = True,
+    **more: Any,
+) -> list[Case]:
+    """Returns a case for each of several options; `more`: what the twin has and no option says."""
     # Of 1.0, since its steps begin at about a thousandth of it.
     learning_rate = 1.0 if twin == "adadelta" else 0.1
-    return Case(family, name, options, twin, hyper, learning_rate)
-
-
-_FTRL = {
-    "l1_regularization_strength": 0.05,
-    "l2_regularization_strength": 0.1,
-    "l2_shrinkage_regularization_strength": 0.02,
-}
-_PROXIMAL = {"l1_regularization_strength": 0.05, "l2_regularization_strength": 0.2}
+    cases = []
+    for options in several:
+        told = {_TWINS_NAMES.get(option, option): value for option, value in options.items()}
+        hyper = more | told
+        cases.append(Case(family, name, options, twin, hyper, learning_rate, is_dense_alike))
+    return cases
 
 
 def _new_cases(family: str) -> list[Case]:
     """What Keras 3 and the new tf_keras have alike."""
-    decay = {"weight_decay": 0.05}
-    rough = {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3}
+    half = {"momentum": 0.5, "nesterov": True, **_DECAY}
+    accumulated = {"initial_accumulator_value": 0.5, "epsilon": 1e-3, **_DECAY}
+    centered = {"centered": True, "epsilon": 1e-3}
     listed: list[tuple[str, str, list[dict[str, Any]]]] = [
-        ("SGD", "sgd", [{}, decay]),
-        (
-            "SGD",
-            "momentum",
-            [
-                {"momentum": 0.9},
-                {"momentum": 0.9, "nesterov": True},
-                {"momentum": 0.5, "nesterov": True, **decay},
-            ],
-        ),
-        ("Adagrad", "adagrad", [{}, {"initial_accumulator_value": 0.5, "epsilon": 1e-3, **decay}]),
-        ("Adam", "adam", [{}, {"amsgrad": True}, {**rough, **decay}, {"beta_1": 0.0, **decay}]),
-        ("AdamW", "adam", [decay, {"amsgrad": True, **rough, **decay}]),
-        (
-            "RMSprop",
-            "rmsprop",
-            [
-                {},
-                {"momentum": 0.9, "rho": 0.8},
-                {"centered": True, "epsilon": 1e-3},
-                {"centered": True, "momentum": 0.5, "epsilon": 1e-3, **decay},
-            ],
-        ),
-        (
-            "Ftrl",
-            "ftrl",
-            [
-                {},
-                {**_FTRL, "beta": 0.3, **decay},
-                {"learning_rate_power": -0.7, "initial_accumulator_value": 0.5},
-            ],
-        ),
-        ("Adamax", "adamax", [{}, {**rough, **decay}]),
-        ("Adadelta", "adadelta", [{}, {"rho": 0.5, "epsilon": 1e-3, **decay}]),
-        ("Nadam", "nadam", [{}, {**rough, **decay}]),
-        ("Lion", "lion", [{}, {"beta_1": 0.5, "beta_2": 0.7, **decay}]),
+        ("SGD", "sgd", [{}, _DECAY]),
+        ("SGD", "momentum", [{"momentum": 0.9}, _NESTEROV, half]),
+        ("Adagrad", "adagrad", [{}, accumulated]),
+        ("Adam", "adam", [{}, {"amsgrad": True}, _ROUGH | _DECAY, {"beta_1": 0.0, **_DECAY}]),
+        ("AdamW", "adam", [_DECAY, {"amsgrad": True, **_ROUGH, **_DECAY}]),
+        ("RMSprop", "rmsprop", [{}, {"momentum": 0.9, "rho": 0.8}, centered]),
+        ("RMSprop", "rmsprop", [{"momentum": 0.5, **centered, **_DECAY}]),
+        ("Ftrl", "ftrl", [{}, {**_FTRL, "beta": 0.3, **_DECAY}, _POWER]),
+        ("Adamax", "adamax", [{}, _ROUGH | _DECAY]),
+        ("Adadelta", "adadelta", [{}, {"rho": 0.5, "epsilon": 1e-3, **_DECAY}]),
+        ("Nadam", "nadam", [{}, _ROUGH | _DECAY]),
+        ("Lion", "lion", [{}, {"beta_1": 0.5, "beta_2": 0.7, **_DECAY}]),
     ]
-    return [
-        _case(family, name, options, twin) for name, twin, several in listed for options in several
-    ]
+    return [case for name, twin, several in listed for case in _cases(family, name, twin, *several)]
 
 
 def _legacy_cases() -> list[Case]:
-    family, outside = "tf_keras.optimizers.legacy", {"epsilon_inside_root": False}
-    rough = {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3}
+    def of(*args: Any, **more: Any) -> list[Case]:
+        return _cases("tf_keras.optimizers.legacy", *args, **more)
+
+    outside = {"epsilon_inside_root": False}
+    rms = {"momentum": 0.5, "centered": True, "epsilon": 1e-2}
     return [
-        _case(family, "SGD", {}, "sgd"),
-        _case(family, "SGD", {"momentum": 0.9}, "momentum"),
-        _case(family, "SGD", {"momentum": 0.9, "nesterov": True}, "momentum"),
-        _case(family, "Adagrad", {}, "adagrad", **outside),
-        _case(
-            *(family, "Adagrad", {"initial_accumulator_value": 0.5, "epsilon": 1e-2}, "adagrad"),
-            **outside,
-        ),
-        _case(family, "Adam", {}, "adam"),
-        _case(family, "Adam", {"amsgrad": True, **rough}, "adam"),
+        *of("SGD", "sgd", {}),
+        *of("SGD", "momentum", {"momentum": 0.9}, _NESTEROV),
+        *of("Adagrad", "adagrad", {}, **outside),
+        *of("Adagrad", "adagrad", {"initial_accumulator_value": 0.5, "epsilon": 1e-2}, **outside),
+        *of("Adam", "adam", {}, {"amsgrad": True, **_ROUGH}),
         # Only its kernel with a momentum has epsilon inside the root.
-        _case(family, "RMSprop", {}, "rmsprop", **outside),
-        _case(family, "RMSprop", {"centered": True, "epsilon": 1e-2}, "rmsprop", **outside),
-        _case(family, "RMSprop", {"momentum": 0.9, "rho": 0.8}, "rmsprop"),
-        _case(family, "RMSprop", {"momentum": 0.5, "centered": True, "epsilon": 1e-2}, "rmsprop"),
-        _case(family, "Ftrl", {}, "ftrl"),
-        _case(family, "Ftrl", {**_FTRL, "beta": 0.3}, "ftrl"),
-        _case(
-            family, "Ftrl", {"learning_rate_power": -0.7, "initial_accumulator_value": 0.5}, "ftrl"
-        ),
-        _case(family, "Adamax", {}, "adamax"),
-        _case(family, "Adamax", rough, "adamax"),
-        _case(family, "Adadelta", {}, "adadelta"),
-        _case(family, "Adadelta", {"rho": 0.5, "epsilon": 1e-3}, "adadelta"),
-        _case(family, "Nadam", {}, "nadam", schedule_decay=0.004),
-        _case(family, "Nadam", {**rough, "schedule_decay": 0.5}, "nadam"),
+        *of("RMSprop", "rmsprop", {}, {"centered": True, "epsilon": 1e-2}, **outside),
+        *of("RMSprop", "rmsprop", {"momentum": 0.9, "rho": 0.8}, rms),
+        *of("Ftrl", "ftrl", {}, {**_FTRL, "beta": 0.3}, _POWER),
+        *of("Adamax", "adamax", {}, _ROUGH),
+        *of("Adadelta", "adadelta", {}, {"rho": 0.5, "epsilon": 1e-3}),
+        *of("Nadam", "nadam", {}, schedule_decay=0.004),
+        *of("Nadam", "nadam", {**_ROUGH, "schedule_decay": 0.5}),
     ]
 
 
 def _v1_cases() -> list[Case]:
-    family = "tf.compat.v1.train"
-    rms = {"initial_rms": 1.0}
-    momentum = {"lr_in_state": False}
+    """TensorFlow's own, and ours by TFPlus' names."""
+
+    def of(name: str, *args: Any, **more: Any) -> list[Case]:
+        return _cases("tf.compat.v1.train", f"{name}Optimizer", *args, **more)
+
+    nesterov = {"momentum": 0.9, "use_nesterov": True}
+    rough = {"beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3}
+    centered = {"centered": True, "epsilon": 1e-3}
+    began = {"initial_accumulator_value": 0.5}
+    squared = {"initial_gradient_squared_accumulator_value": 0.5, **_PROXIMAL}
+    rms = [{"momentum": 0.9, "epsilon": 1e-3}, centered, {"momentum": 0.5, **centered}]
+    threshold = {"amsgrad": True, **rough, "sma_threshold": 4.0}
+    penalized = {"is_dense_alike": False}
     return [
-        _case(family, "GradientDescentOptimizer", {}, "sgd"),
-        _case(family, "MomentumOptimizer", {"momentum": 0.9}, "momentum", **momentum),
-        _case(
-            *(family, "MomentumOptimizer", {"momentum": 0.9, "use_nesterov": True}, "momentum"),
-            **momentum,
-        ),
-        _case(family, "AdamOptimizer", {}, "adam", epsilon=1e-8),
-        _case(family, "AdamOptimizer", {"beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3}, "adam"),
-        _case(family, "AdagradOptimizer", {}, "adagrad", epsilon=0.0),
-        _case(
-            *(family, "AdagradOptimizer", {"initial_accumulator_value": 0.5}, "adagrad"),
-            epsilon=0.0,
-        ),
-        _case(family, "RMSPropOptimizer", {}, "rmsprop", epsilon=1e-10, **rms),
-        _case(
-            *(family, "RMSPropOptimizer", {"momentum": 0.9, "epsilon": 1e-3}, "rmsprop"),
-            **rms,
-        ),
-        _case(
-            *(family, "RMSPropOptimizer", {"centered": True, "epsilon": 1e-3}, "rmsprop"),
-            **rms,
-        ),
-        _case(
-            *(family, "RMSPropOptimizer"),
-            *({"centered": True, "momentum": 0.5, "epsilon": 1e-3}, "rmsprop"),
-            **rms,
-        ),
-        _case(family, "FtrlOptimizer", {}, "ftrl"),
-        _case(
-            family,
-            "FtrlOptimizer",
-            {**_FTRL, "learning_rate_power": -0.6, "beta": 0.3},
-            "ftrl",
-        ),
-        _case(family, "AdadeltaOptimizer", {}, "adadelta", epsilon=1e-8),
-        _case(family, "AdadeltaOptimizer", {"rho": 0.5, "epsilon": 1e-3}, "adadelta"),
-        _case(family, "ProximalGradientDescentOptimizer", {}, "proximalsgd"),
-        _case(family, "ProximalGradientDescentOptimizer", _PROXIMAL, "proximalsgd"),
-        _case(family, "ProximalAdagradOptimizer", {}, "proximaladagrad"),
-        _case(
-            family,
-            "ProximalAdagradOptimizer",
-            {"initial_accumulator_value": 0.5, **_PROXIMAL},
-            "proximaladagrad",
-        ),
-        _case(family, "AdagradDAOptimizer", {}, "adagradda"),
-        _case(
-            family,
-            "AdagradDAOptimizer",
-            {"initial_gradient_squared_accumulator_value": 0.5, **_PROXIMAL},
-            "adagradda",
-        ),
+        *of("GradientDescent", "sgd", {}),
+        *of("Momentum", "momentum", {"momentum": 0.9}, nesterov, lr_in_state=False),
+        *of("Adam", "adam", {}, epsilon=1e-8),
+        *of("Adam", "adam", rough),
+        *of("Adagrad", "adagrad", {}, began, epsilon=0.0),
+        *of("RMSProp", "rmsprop", {}, epsilon=1e-10, initial_rms=1.0),
+        *of("RMSProp", "rmsprop", *rms, initial_rms=1.0),
+        *of("Ftrl", "ftrl", {}, {**_FTRL, "learning_rate_power": -0.6, "beta": 0.3}),
+        *of("Adadelta", "adadelta", {}, epsilon=1e-8),
+        *of("Adadelta", "adadelta", {"rho": 0.5, "epsilon": 1e-3}),
+        *of("ProximalGradientDescent", "proximalsgd", {}, _PROXIMAL),
+        *of("ProximalAdagrad", "proximaladagrad", {}, began | _PROXIMAL),
+        *of("AdagradDA", "adagradda", {}, squared),
+        *of("GroupAdam", "groupadam", {}, epsilon=1e-8),
+        *of("GroupAdam", "groupadam", _PENALTIES, epsilon=1e-8, **penalized),
+        *of("SparseGroupFtrl", "sparsegroupftrl", {}),
+        *of("SparseGroupFtrl", "sparsegroupftrl", _PENALTIES, **penalized),
+        *of("RectifiedAdam", "rectifiedadam", {}, {"use_nesterov": True, **_DECAY}, threshold),
     ]
 
 
 def _keras_3_cases() -> list[Case]:
-    """What only Keras 3 has, and maybe only its newer versions."""
-    if not hasattr(keras.optimizers, "ScheduleFreeAdamW"):
-        return []
-    rough = {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3, "weight_decay": 0.05}
-    return [
-        _case("Keras 3", "ScheduleFreeAdamW", options, "schedulefreeadamw")
-        for options in ({}, {**rough, "warmup_steps": 10})
+    """Ours, whose dense variables know no penalty on rows and one trust ratio alone, and what only
+    newer versions of Keras 3 have."""
+
+    def of(*args: Any, **more: Any) -> list[Case]:
+        return _cases("Keras 3", *args, **more)
+
+    penalized = {"is_dense_alike": False}
+    adam = {**_PENALTIES, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-5, **_DECAY}
+    shrunk = {"l2_shrinkage_regularization_strength": 0.01, "beta": 0.1, **_DECAY}
+    rowwise = {"epsilon": 1e-3, "initial_accumulator_value": 0.2, **_DECAY}
+    cases = [
+        *of("GroupAdam", "groupadam", {}),
+        *of("GroupAdam", "groupadam", adam, **penalized),
+        *of("GroupAMSGrad", "groupamsgrad", {}),
+        *of("GroupAMSGrad", "groupamsgrad", adam, **penalized),
+        *of("GroupMomentum", "groupmomentum", {"momentum": 0.9}),
+        *of("GroupMomentum", "groupmomentum", {**_PENALTIES, **_NESTEROV, **_DECAY}, **penalized),
+        *of("SparseGroupFtrl", "sparsegroupftrl", {}),
+        *of("SparseGroupFtrl", "sparsegroupftrl", {**_PENALTIES, **shrunk}, **penalized),
+        *of("RowWiseAdagrad", "rowwiseadagrad", rowwise, **penalized),
     ]
-
-
-_PENALTIES = {
-    "l1_regularization_strength": 0.01,
-    "l2_regularization_strength": 0.1,
-    "l21_regularization_strength": 0.1,
-}
-
-
-def _group_cases() -> list[Case]:
-    """Our own. Dense variables know no penalty on rows, and one trust ratio alone."""
-    listed: list[tuple[str, str, dict[str, Any]]] = [
-        ("GroupAdam", "groupadam", {}),
-        ("GroupAMSGrad", "groupamsgrad", {}),
-        ("GroupMomentum", "groupmomentum", {"momentum": 0.9}),
-        ("SparseGroupFtrl", "sparsegroupftrl", {}),
-    ]
-    cases = [_case("Keras 3", name, options, twin) for name, twin, options in listed]
-    if hasattr(keras.optimizers, "Lamb"):
-        listed.append(("GroupLamb", "grouplamb", {}))
-        lamb = _case("Keras 3", "GroupLamb", {"epsilon": 1e-7}, "grouplamb")
-        cases.append(replace(lamb, is_dense_alike=False))
-    rowwise = _case("Keras 3", "RowWiseAdagrad", {"epsilon": 1e-3}, "rowwiseadagrad")
-    cases.append(replace(rowwise, is_dense_alike=False))
     # The option of GroupAdam that makes it another rule.
-    amsgrad = _case("Keras 3", "GroupAdam", {"amsgrad": True}, "groupamsgrad")
+    (amsgrad,) = of("GroupAdam", "groupamsgrad", {"amsgrad": True})
     cases.append(replace(amsgrad, hyper={}))
-    cases += [
-        replace(_case("Keras 3", name, {**options, **_PENALTIES}, twin), is_dense_alike=False)
-        for name, twin, options in listed
-    ]
+    if hasattr(keras.optimizers, "Lamb"):
+        cases += of("GroupLamb", "grouplamb", {"epsilon": 1e-7}, adam, **penalized)
+    if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
+        free = {**_ROUGH, **_DECAY, "warmup_steps": 10}
+        cases += of("ScheduleFreeAdamW", "schedulefreeadamw", {}, free)
     return cases
 
 
-def _kv_variable_cases() -> list[Case]:
-    """Our own of TF1, by TFPlus' names."""
-    family = "tf.compat.v1.train"
-    group, ftrl = "GroupAdamOptimizer", "SparseGroupFtrlOptimizer"
-    rectified = [
-        {},
-        {"use_nesterov": True, "weight_decay": 0.05},
-        {"amsgrad": True, "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3, "sma_threshold": 4.0},
-    ]
-    return [
-        _case(family, group, {}, "groupadam", epsilon=1e-8),
-        _case(family, ftrl, {}, "sparsegroupftrl"),
-        *(_case(family, "RectifiedAdamOptimizer", each, "rectifiedadam") for each in rectified),
-        *(
-            replace(_case(family, name, _PENALTIES, twin, **more), is_dense_alike=False)
-            for name, twin, more in [
-                (group, "groupadam", {"epsilon": 1e-8}),
-                (ftrl, "sparsegroupftrl", {}),
-            ]
-        ),
-    ]
-
-
-def _tf_keras_cases() -> list[Case]:
-    """What only the new tf_keras has."""
-    adaptive = {"epsilon": 1e-2, "adaptive_epsilon": True}
-    return [
-        _case("tf_keras", "Adam", adaptive, "adam"),
-        _case("tf_keras", "Adam", {**adaptive, "amsgrad": True}, "adam"),
-    ]
-
-
+_ADAPTIVE = {"epsilon": 1e-2, "adaptive_epsilon": True}
 CASES = [
     *_new_cases("Keras 3"),
     *_keras_3_cases(),
-    *_group_cases(),
     *_new_cases("tf_keras"),
-    *_tf_keras_cases(),
+    *_cases("tf_keras", "Adam", "adam", _ADAPTIVE, {**_ADAPTIVE, "amsgrad": True}),
     *_legacy_cases(),
     *_v1_cases(),
-    *_kv_variable_cases(),
 ]

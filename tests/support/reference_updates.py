@@ -5,18 +5,29 @@ The oracle of the update kernels; shares no code with sok_lite. A rule is a func
 and changed in place; `step` is 1 for the first update.
 """
 
+import functools
+
 import numpy as np
 
 
-def sgd(w, states, g, lr, step, weight_decay=0.0):
-    w -= w * (weight_decay * lr)
+def decayed(rule):
+    """Has a rule begin with a decoupled weight decay."""
+
+    @functools.wraps(rule)
+    def begun(w, states, g, lr, step, weight_decay=0.0, **hyper):
+        w -= w * (weight_decay * lr)
+        rule(w, states, g, lr, step, **hyper)
+
+    return begun
+
+
+@decayed
+def sgd(w, states, g, lr, step):
     w -= lr * g
 
 
-def momentum(
-    w, states, g, lr, step, momentum=0.9, nesterov=False, lr_in_state=True, weight_decay=0.0
-):
-    w -= w * (weight_decay * lr)
+@decayed
+def momentum(w, states, g, lr, step, momentum=0.9, nesterov=False, lr_in_state=True):
     velocity = states["momentum"]
     if lr_in_state:  # Keras: the velocity is a step that was already taken
         velocity[:] = momentum * velocity - lr * g
@@ -26,18 +37,10 @@ def momentum(
         w -= lr * g + lr * momentum * velocity if nesterov else lr * velocity
 
 
+@decayed
 def adagrad(
-    w,
-    states,
-    g,
-    lr,
-    step,
-    epsilon=1e-7,
-    epsilon_inside_root=True,
-    initial_accumulator=0.1,
-    weight_decay=0.0,
+    w, states, g, lr, step, epsilon=1e-7, epsilon_inside_root=True, initial_accumulator=0.1
 ):
-    w -= w * (weight_decay * lr)
     accumulator = states["accumulator"]
     accumulator += g**2
     if epsilon_inside_root:
@@ -46,18 +49,10 @@ def adagrad(
         w -= lr * g / (np.sqrt(accumulator) + epsilon)
 
 
+@decayed
 def rowwiseadagrad(
-    w,
-    states,
-    g,
-    lr,
-    step,
-    epsilon=1e-7,
-    epsilon_inside_root=True,
-    initial_accumulator=0.1,
-    weight_decay=0.0,
+    w, states, g, lr, step, epsilon=1e-7, epsilon_inside_root=True, initial_accumulator=0.1
 ):
-    w -= w * (weight_decay * lr)
     accumulator = states["accumulator"]  # (u, 1)
     for row in range(len(w)):
         accumulator[row, 0] += sum(x * x for x in g[row]) / len(g[row])
@@ -66,6 +61,7 @@ def rowwiseadagrad(
         w[row] -= lr * g[row] / (np.sqrt(of_row + inside) + outside)
 
 
+@decayed
 def adam(
     w,
     states,
@@ -79,9 +75,7 @@ def adam(
     adaptive_epsilon=False,
     has_products=False,  # of what is computed in float64 here the powers are too
     has_m=True,
-    weight_decay=0.0,
 ):
-    w -= w * (weight_decay * lr)
     m, v = states["m"] if has_m else np.zeros_like(w), states["v"]
     m[:] = beta_1 * m + (1 - beta_1) * g
     v[:] = beta_2 * v + (1 - beta_2) * g**2
@@ -93,6 +87,7 @@ def adam(
     w -= alpha * m / (np.sqrt(v) + epsilon_hat)
 
 
+@decayed
 def rectifiedadam(
     w,
     states,
@@ -105,9 +100,7 @@ def rectifiedadam(
     sma_threshold=5.0,
     amsgrad=False,
     nesterov=False,
-    weight_decay=0.0,
 ):
-    w -= w * (weight_decay * lr)
     m, v = states["m"], states["v"]
     m[:] = beta_1 * m + (1 - beta_1) * g
     v[:] = beta_2 * v + (1 - beta_2) * g**2
@@ -128,6 +121,7 @@ def adamw(w, states, g, lr, step, weight_decay=0.004, **hyper):
     adam(w, states, g, lr, step, weight_decay=weight_decay, **hyper)
 
 
+@decayed
 def rmsprop(
     w,
     states,
@@ -140,9 +134,7 @@ def rmsprop(
     centered=False,
     epsilon_inside_root=True,
     initial_rms=0.0,
-    weight_decay=0.0,
 ):
-    w -= w * (weight_decay * lr)
     rms = states["rms"]
     rms[:] = rho * rms + (1 - rho) * g**2
     variance = rms
@@ -160,6 +152,7 @@ def rmsprop(
     w -= increment
 
 
+@decayed
 def ftrl(
     w,
     states,
@@ -172,9 +165,7 @@ def ftrl(
     l2=0.0,
     l2_shrinkage=0.0,
     beta=0.0,
-    weight_decay=0.0,
 ):
-    w -= w * (weight_decay * lr)
     accumulator, linear = states["accumulator"], states["linear"]
     new_accumulator = accumulator + g**2
     sigma = (new_accumulator**-learning_rate_power - accumulator**-learning_rate_power) / lr
@@ -184,16 +175,16 @@ def ftrl(
     accumulator[:] = new_accumulator
 
 
-def adamax(w, states, g, lr, step, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0):
-    w -= w * (weight_decay * lr)
+@decayed
+def adamax(w, states, g, lr, step, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
     m, v = states["m"], states["v"]
     m[:] = beta_1 * m + (1 - beta_1) * g
     v[:] = np.maximum(beta_2 * v, np.abs(g))
     w -= lr * m / ((1 - beta_1**step) * (v + epsilon))
 
 
-def adadelta(w, states, g, lr, step, rho=0.95, epsilon=1e-7, weight_decay=0.0):
-    w -= w * (weight_decay * lr)
+@decayed
+def adadelta(w, states, g, lr, step, rho=0.95, epsilon=1e-7):
     squares, steps = states["accumulator"], states["delta_accumulator"]
     squares[:] = rho * squares + (1 - rho) * g**2
     delta = np.sqrt((steps + epsilon) / (squares + epsilon)) * g
@@ -201,19 +192,8 @@ def adadelta(w, states, g, lr, step, rho=0.95, epsilon=1e-7, weight_decay=0.0):
     w -= lr * delta
 
 
-def nadam(
-    w,
-    states,
-    g,
-    lr,
-    step,
-    beta_1=0.9,
-    beta_2=0.999,
-    epsilon=1e-7,
-    schedule_decay=1.0,
-    weight_decay=0.0,
-):
-    w -= w * (weight_decay * lr)
+@decayed
+def nadam(w, states, g, lr, step, beta_1=0.9, beta_2=0.999, epsilon=1e-7, schedule_decay=1.0):
     m, v = states["m"], states["v"]
     momenta = beta_1 * (1 - 0.5 * 0.96 ** (schedule_decay * np.arange(1, step + 2)))
     so_far, with_next = momenta[:-1].prod(), momenta.prod()
@@ -223,8 +203,8 @@ def nadam(
     w -= lr * ahead / (np.sqrt(v / (1 - beta_2**step)) + epsilon)
 
 
-def lion(w, states, g, lr, step, beta_1=0.9, beta_2=0.99, weight_decay=0.0):
-    w -= w * (weight_decay * lr)
+@decayed
+def lion(w, states, g, lr, step, beta_1=0.9, beta_2=0.99):
     m = states["m"]
     w -= lr * np.sign(beta_1 * m + (1 - beta_1) * g)
     m[:] = beta_2 * m + (1 - beta_2) * g
@@ -235,15 +215,13 @@ def _nearest(p, lr, l1, l2):
     return np.sign(p) * np.maximum(np.abs(p) - lr * l1, 0) / (1 + lr * l2)
 
 
-def proximalsgd(w, states, g, lr, step, l1=0.0, l2=0.0, weight_decay=0.0):
-    w -= w * (weight_decay * lr)
+@decayed
+def proximalsgd(w, states, g, lr, step, l1=0.0, l2=0.0):
     w[:] = _nearest(w - lr * g, lr, l1, l2)
 
 
-def proximaladagrad(
-    w, states, g, lr, step, l1=0.0, l2=0.0, initial_accumulator=0.1, weight_decay=0.0
-):
-    w -= w * (weight_decay * lr)
+@decayed
+def proximaladagrad(w, states, g, lr, step, l1=0.0, l2=0.0, initial_accumulator=0.1):
     accumulator = states["accumulator"]
     accumulator += g**2
     rate = lr / np.sqrt(accumulator)
@@ -341,9 +319,9 @@ def groupamsgrad(w, states, g, lr, step, **hyper):
     groupadam(w, states, g, lr, step, with_vhat=True, **hyper)
 
 
-def lamb_by_row(w, states, g, lr, step, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0):
+@decayed
+def lamb_by_row(w, states, g, lr, step, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
     """LAMB (You et al., 2019) of every row by itself, with Adam's "epsilon hat"."""
-    w -= w * (weight_decay * lr)
     m, v = states["m"], states["v"]
     m[:] = beta_1 * m + (1 - beta_1) * g
     v[:] = beta_2 * v + (1 - beta_2) * g**2
@@ -383,17 +361,7 @@ def grouplamb(
 
 
 def groupmomentum(
-    w,
-    states,
-    g,
-    lr,
-    step,
-    momentum=0.9,
-    nesterov=False,
-    l1=0.0,
-    l2=0.0,
-    l21=0.0,
-    weight_decay=0.0,
+    w, states, g, lr, step, momentum=0.9, nesterov=False, l1=0.0, l2=0.0, l21=0.0, weight_decay=0.0
 ):
     before = {name: state.copy() for name, state in states.items()}
     velocity = states["momentum"]
@@ -404,6 +372,7 @@ def groupmomentum(
     _sparse_group(w, states["linear"], 1 + 2 * lr * l2, lr * l1, lr * l21)
 
 
+@decayed
 def sparsegroupftrl(
     w,
     states,
@@ -417,9 +386,7 @@ def sparsegroupftrl(
     l2_shrinkage=0.0,
     beta=0.0,
     l21=0.0,
-    weight_decay=0.0,
 ):
-    w -= w * (weight_decay * lr)
     accumulator, linear = states["accumulator"], states["linear"]
     new_accumulator = accumulator + g**2
     root, old_root = new_accumulator**-learning_rate_power, accumulator**-learning_rate_power

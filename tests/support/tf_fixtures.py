@@ -82,7 +82,7 @@ _NOT_ON_GPU = {
     "test_an_eager_lookup_leaves_nothing_for_the_garbage_collector",
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
     *("test_cluster", "test_keras_data", "test_keras_input_wait"),
-    *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
+    *("test_initializer_spec_tf", "test_no_patches", "test_refusals"),
     *(
         "test_as_a_whole",
         "test_checks",
@@ -99,8 +99,6 @@ _NOT_ON_GPU = {
     "test_native_write",
     # What reshapes sparse ids, and fills empty rows, has no kernel of a GPU.
     "test_safe_lookups_of_a_higher_rank_and_of_no_ids",
-    # What it asks for is the CPU's backend.
-    "test_it_lives_on_the_chosen_backend",
 }
 
 

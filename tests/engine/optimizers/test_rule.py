@@ -68,7 +68,7 @@ def train(backend, rule, dim, num_rows, num_touched, dtype="float32", seed=0):
     return table, rows, w, states
 
 
-@pytest.mark.parametrize("dim", [1, 3, 4, 31, 64, 100])
+@pytest.mark.parametrize("dim", [1, 4, 31, 100])
 @pytest.mark.parametrize("rule", VARIANTS, ids=repr)
 def test_rows_and_states_follow_the_twin(backend, rule, dim):
     table, rows, w, states = train(backend, rule, dim, num_rows=50, num_touched=33)
@@ -79,46 +79,28 @@ def test_rows_and_states_follow_the_twin(backend, rule, dim):
         np.testing.assert_allclose(read(table, rows, name), state, rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float16", 2e-3), ("bfloat16", 2e-2)])
-@pytest.mark.parametrize(
-    "rule", [SGD(), Momentum(), Adam(), RMSprop(), Adagrad(), Ftrl()], ids=repr
-)
-def test_half_precision_rows_keep_float32_states(backend, rule, dtype, tolerance):
-    table, rows, w, states = train(backend, rule, 31, num_rows=40, num_touched=40, dtype=dtype)
-    # Each step rounds the row to 11 or 8 bits; values are around 1.
-    np.testing.assert_allclose(read(table, rows), w, rtol=0, atol=len(LEARNING_RATES) * tolerance)
-    for name, state in states.items():
-        assert table.store.column(name).dtype == np.float32
-        if not isinstance(rule, Ftrl):  # whose states depend on the rounded rows
-            np.testing.assert_allclose(read(table, rows, name), state, rtol=2e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_rows_are_the_float32_step_rounded_once(backend, dtype):
-    rng = np.random.default_rng(3)
-    start = rng.normal(0, 1, (100, 5)).astype(np.float32)
-    grads = rng.normal(0, 1, (100, 5)).astype(np.float32)
-    table, rows = new_table(backend, start, dtype)
-    before = read(table, rows)
-    apply_rule(table, SGD(), backend.from_host(rows), backend.from_host(grads), 0.5, 1)
-    exact = before - grads * np.float32(0.5)
-    if dtype == "float16":
-        expected = exact.astype(np.float16).astype(np.float32)
-    else:
-        expected = bfloat16_to_float32(np, float32_to_bfloat16(np, exact))
-    np.testing.assert_array_equal(read(table, rows), expected)
-
-
-@pytest.mark.parametrize("dim", [3, 4])
+@pytest.mark.parametrize("dim", [4, 33])  # whole words of 16 bytes go through another loop
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("rule", VARIANTS, ids=repr)
-def test_float64_rows_take_the_float32_step(backend, rule, dim):
-    wide, rows, *_ = train(backend, rule, dim, num_rows=50, num_touched=33, dtype="float64")
-    table, *_ = train(backend, rule, dim, num_rows=50, num_touched=33)
-    stored = backend.to_host(wide.store.read(backend.from_host(rows)))
-    assert stored.dtype == np.float64
-    np.testing.assert_array_equal(stored, read(table, rows))
-    for name in rule.states:
-        np.testing.assert_array_equal(read(wide, rows, name), read(table, rows, name))
+def test_rows_of_other_formats_take_the_float32_step_rounded_once(backend, rule, dtype, dim):
+    rng = np.random.default_rng(2)
+    other, rows = new_table(backend, rng.normal(size=(40, dim)).astype(np.float32), dtype)
+    exact, _ = new_table(backend, read(other, rows))
+    numbers = backend.from_host(rows)
+    for step in (1, 2, 3):
+        grads = backend.from_host(rng.normal(size=(40, dim)).astype(np.float32))
+        for table in (exact, other):
+            apply_rule(table, rule, numbers, grads, 0.1, step)
+        expected = read(exact, rows)
+        if dtype == "float16":
+            with np.errstate(over="ignore"):
+                expected = expected.astype(np.float16).astype(np.float32)
+        elif dtype == "bfloat16":
+            expected = bfloat16_to_float32(np, float32_to_bfloat16(np, expected))
+        np.testing.assert_array_equal(read(other, rows), expected)
+        for name in rule.states:
+            np.testing.assert_array_equal(read(other, rows, name), read(exact, rows, name))
+        exact.store.write(numbers, backend.from_host(expected))
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000, 100_003])
@@ -134,39 +116,11 @@ def test_any_number_of_rows(backend, n):
     np.testing.assert_array_equal(read(table, rows), expected)
 
 
-def test_untouched_rows_keep_values_and_states(backend):
-    table, rows = new_table(backend, np.ones((1000, 7), np.float32))
-    grads = backend.from_host(np.ones((10, 7), np.float32))
-    apply_rule(table, Adam(), backend.from_host(rows[:10]), grads, 0.1, 1)
-    np.testing.assert_array_equal(read(table, rows[10:]), np.ones((990, 7)))
-    for name in ("m", "v"):
-        np.testing.assert_array_equal(read(table, rows[10:], name), np.zeros((990, 7)))
-        assert (read(table, rows[:10], name) != 0).all()
-
-
-def test_absent_rows_are_skipped(backend):
-    table, rows = new_table(backend, np.zeros((4, 5), np.float32))
-    numbers = np.array([rows[0], NO_ROW, rows[2], NO_ROW], np.uint32)
-    grads = np.full((4, 5), np.arange(1, 5)[:, None], np.float32)
-    bad = apply_rule(table, SGD(), backend.from_host(numbers), backend.from_host(grads), 1.0, 1)
-    np.testing.assert_array_equal(read(table, rows)[:, 0], [-1, 0, -3, 0])
-    assert int(bad) == 0
-
-
-@pytest.mark.parametrize("rule", VARIANTS, ids=repr)
-def test_a_zero_gradient_gives_no_nan(backend, rule):
-    table, rows = new_table(backend, np.ones((2, 3), np.float32))
-    grads = backend.from_host(np.zeros((2, 3), np.float32))
-    for step in (1, 2):
-        apply_rule(table, rule, backend.from_host(rows), grads, 0.1, step)
-    assert np.isfinite(read(table, rows)).all()
-
-
 RULES = sorted({type(rule) for rule in VARIANTS}, key=lambda rule: rule.__name__)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_a_zero_gradient_moves_what_a_rule_calls_lazy(backend, rule):
+def test_a_zero_gradient_gives_no_nan_and_moves_what_a_rule_calls_lazy(backend, rule):
     moves = False
     for variant in (each for each in VARIANTS if type(each) is rule):
         variant = dataclasses.replace(variant, weight_decay=0.0)
@@ -177,6 +131,7 @@ def test_a_zero_gradient_moves_what_a_rule_calls_lazy(backend, rule):
             apply_rule(table, variant, backend.from_host(rows), backend.from_host(grads), 0.1, step)
         after = [read(table, rows), *(read(table, rows, s) for s in table.store.state_names)]
         moves |= not all(map(np.array_equal, before, after)) or (after[0][1] != 1).any()
+        assert np.isfinite(after[0]).all()
     assert moves == (rule.lazy != "nothing")
 
 
@@ -194,7 +149,9 @@ def test_centered_rmsprop_survives_a_variance_rounded_below_zero(backend):
 
 @pytest.mark.parametrize("bad_value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dim", [1, 31, 64])
-def test_rows_with_nonfinite_gradients_are_counted(backend, bad_value, dim):
+def test_nonfinite_gradients_are_counted_but_not_of_absent_rows_which_are_skipped(
+    backend, bad_value, dim
+):
     rng = np.random.default_rng(0)
     grads = rng.normal(size=(1000, dim)).astype(np.float32)
     grads[0, 0] = np.finfo(np.float32).max  # the largest number is finite
@@ -204,11 +161,14 @@ def test_rows_with_nonfinite_gradients_are_counted(backend, bad_value, dim):
     table, rows = new_table(backend, np.zeros((1000, dim), np.float32))
     device_grads = backend.from_host(grads)
     assert int(count_nonfinite(backend, device_grads)) == 33
-    numbers = rows.copy()
-    numbers[bad_rows[:3]] = NO_ROW
-    numbers = backend.from_host(numbers)
-    assert int(count_nonfinite(backend, device_grads, numbers)) == 30
-    assert int(apply_rule(table, SGD(), numbers, device_grads, 0.1, 1)) == 30
+    present = np.ones(1000, bool)
+    present[bad_rows[:3]] = present[900:] = False
+    numbers = backend.from_host(np.where(present, rows, np.uint32(NO_ROW)))
+    count = (~np.isfinite(grads[present]).all(axis=1)).sum()
+    assert int(count_nonfinite(backend, device_grads, numbers)) == count
+    assert int(apply_rule(table, SGD(), numbers, device_grads, 0.5, 1)) == count
+    expected = np.where(present[:, None], grads * np.float32(-0.5), 0)
+    np.testing.assert_array_equal(read(table, rows), expected)
 
 
 def test_the_step_repeats_bit_for_bit(backend):
@@ -236,15 +196,6 @@ def test_the_numbers_of_a_rule_are_of_the_types_that_its_kernel_takes():
         signature = find_kernel(f"{rule.kernel}_f32", kernels).signature
         letters = signature[-1 - len(scalars) : -1]
         assert [{int: "#", float: "."}[type(each)] for each in scalars] == list(letters), rule
-
-
-def test_every_rule_names_its_states():
-    names = {"m", "v", "vhat", "momentum", "accumulator", "linear", "rms", "mean_grad"}
-    names |= {"delta_accumulator", "gradient_accumulator", "gradient_squared_accumulator", "ahead"}
-    for rule in VARIANTS:
-        assert set(rule.states) <= names and set(rule.states) <= set(rule.columns)
-    assert Adagrad(initial_accumulator=0.3).states == {"accumulator": 0.3}
-    assert RMSprop(initial_rms=1).states == {"rms": 1.0}
 
 
 @pytest.mark.parametrize(

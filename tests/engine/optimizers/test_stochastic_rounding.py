@@ -30,11 +30,21 @@ def rounded_by_the_kernel(backend, x, keys, dtype, seed=5, step=1):
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("n, dim", [(0, 3), (1, 1), (31, 3), (33, 31), (1000, 64), (40, 1025)])
 def test_stochastic_rounding_follows_the_twin(backend, dtype, n, dim):
+    rng = np.random.default_rng(n)
     # Every float32 there is: normal, subnormal, too large, infinite, NaN.
-    x = np.random.default_rng(n).integers(0, 2**32, (n, dim), dtype=np.uint32).view(np.float32)
+    x = rng.integers(0, 2**32, (n, dim), dtype=np.uint32).view(np.float32)
     # And those where float16 is subnormal, or close to its largest value.
-    x[::3] = np.random.default_rng(n).uniform(-(2.0**-13), 2.0**-13, x[::3].shape)
-    x[::7] = np.random.default_rng(n).uniform(60000, 66000, x[::7].shape)
+    x[::3] = rng.uniform(-(2.0**-13), 2.0**-13, x[::3].shape)
+    x[::7] = rng.uniform(60000, 66000, x[::7].shape)
+    # And values of the format, which stay as they are.
+    exact = rng.integers(0, 2**16, x[::5].shape, dtype=np.uint16)
+    exact = exact.view(np.float16) if dtype == "float16" else bfloat16_to_float32(np, exact)
+    x[::5] = exact.astype(np.float32)
+    # And those about the largest: to nearest from there on, so that half an ulp more is infinite.
+    largest, ulp = (65504.0, 32.0) if dtype == "float16" else (255 * 2.0**120, 2.0**120)
+    last = np.float32(largest)
+    edges = np.array([last, last + np.float32(0.49 * ulp), last + np.float32(0.5 * ulp)])
+    x[::11] = rng.choice([*edges, *-edges], x[::11].shape)
     keys = some_keys(n)
     for seed, step in [(0, 1), (-7, 2), (2**63 - 1, 2**32 + 3)]:
         words = reference_rounding.words(keys, dim, seed, step)
@@ -52,62 +62,36 @@ def test_stochastic_rounding_is_of_the_float32_step(backend, rule, dtype):
     half, rows = new_table(backend, rng.normal(size=(n, dim)).astype(np.float32), dtype)
     exact, _ = new_table(backend, read(half, rows))
     numbers = backend.from_host(rows)
+    absent = backend.from_host(np.where(np.arange(n) == 7, np.uint32(NO_ROW), rows))
     for step in (1, 2, 3):
         grads = backend.from_host(rng.normal(size=(n, dim)).astype(np.float32))
-        apply_rule(exact, rule, numbers, grads, 0.1, step)
+        before = read(half, rows)
+        apply_rule(exact, rule, absent, grads, 0.1, step)
         rounding = (backend.from_host(keys), 9)
-        apply_rule(half, rule, numbers, grads, 0.1, step, rounding=rounding)
+        apply_rule(half, rule, absent, grads, 0.1, step, rounding=rounding)
         words = reference_rounding.words(keys, dim, 9, step)
         expected = reference_rounding.rounded(read(exact, rows), words, dtype)
         np.testing.assert_array_equal(read(half, rows), expected)
+        np.testing.assert_array_equal(expected[7], before[7])
         for name in rule.states:
             np.testing.assert_array_equal(read(half, rows, name), read(exact, rows, name))
         exact.store.write(numbers, backend.from_host(expected))
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_values_of_the_format_are_kept_whatever_the_bits(backend, dtype):
-    every = np.arange(65536, dtype=np.uint16)
-    if dtype == "float16":
-        x = every.view(np.float16).astype(np.float32)
-    else:
-        x = bfloat16_to_float32(np, every)
-    x = np.ascontiguousarray(x.reshape(1024, 64))
-    for step in (1, 2):
-        actual = rounded_by_the_kernel(backend, x, some_keys(1024), dtype, step=step)
-        np.testing.assert_array_equal(actual, x)
-
-
-@pytest.mark.parametrize(
-    "dtype, largest, ulp", [("float16", 65504.0, 32.0), ("bfloat16", 255 * 2.0**120, 2.0**120)]
-)
-def test_only_what_nearest_makes_an_infinity_becomes_one(backend, dtype, largest, ulp):
-    last = np.float32(largest)
-    below, above = last + np.float32(0.49 * ulp), last + np.float32(0.5 * ulp)
-    x = np.tile(np.array([last, below, above, -below, -above], np.float32), (1000, 1))
-    actual = rounded_by_the_kernel(backend, x, some_keys(1000), dtype)
-    expected = np.tile(np.array([last, last, np.inf, -last, -np.inf], np.float32), (1000, 1))
-    np.testing.assert_array_equal(actual, expected)
-
-
 @pytest.mark.parametrize(
     "dtype, low, ulp",
     [
-        ("bfloat16", 1.0, 2.0**-7),
         ("bfloat16", -3.0, -(2.0**-6)),
         ("bfloat16", 0.0, 2.0**-133),
         ("float16", 1.0, 2.0**-10),
-        ("float16", -700.0, -(2.0**-1)),
-        ("float16", 0.0, 2.0**-24),
         ("float16", 3 * 2.0**-24, 2.0**-24),
-        ("float16", 1023 * 2.0**-24, 2.0**-24),
     ],
 )
-@pytest.mark.parametrize("share", [0.03125, 0.5, 0.90625])
-def test_the_mean_is_the_exact_value(backend, dtype, low, ulp, share):
+@pytest.mark.parametrize("share", [0.03125, 0.90625])
+def test_the_mean_is_the_exact_value(dtype, low, ulp, share):
     n, dim = 20_000, 5
     x = np.full((n, dim), low + share * ulp, np.float32)
-    actual = rounded_by_the_kernel(backend, x, some_keys(n), dtype).astype(np.float64)
+    actual = rounded_by_the_kernel(CpuBackend(), x, some_keys(n), dtype).astype(np.float64)
     went_up = (actual - low) / ulp
     assert set(np.unique(went_up)) == {0.0, 1.0}
     # Five standard errors, of each column and of all: one run in a million fails by chance, and
@@ -117,12 +101,12 @@ def test_the_mean_is_the_exact_value(backend, dtype, low, ulp, share):
     np.testing.assert_allclose(went_up.mean(), share, rtol=0, atol=5 * error / np.sqrt(dim))
 
 
-def test_roundings_of_neighbours_are_independent(backend):
+def test_roundings_of_neighbours_are_independent():
     n, dim = 4000, 64
     x = np.full((n, dim), 1 + 2.0**-8, np.float32)  # half way between two bfloat16 numbers
 
     def went_up(keys, step=1, seed=5):
-        return (rounded_by_the_kernel(backend, x, keys, "bfloat16", seed, step) > 1) - 0.5
+        return (rounded_by_the_kernel(CpuBackend(), x, keys, "bfloat16", seed, step) > 1) - 0.5
 
     keys = np.arange(n, dtype=np.int64)
     one = went_up(keys)
@@ -140,42 +124,15 @@ def test_roundings_of_neighbours_are_independent(backend):
         assert abs((left * right).mean()) < 5 * 0.25 / np.sqrt(left.size), name
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_random_bits_belong_to_the_key_not_to_the_row(backend, dtype):
-    n, dim = 1000, 7
-    x = np.random.default_rng(0).normal(size=(n, dim)).astype(np.float32)
-    keys = some_keys(n)
-    expected = rounded_by_the_kernel(backend, x, keys, dtype)
-    order = np.random.default_rng(1).permutation(n)
-    np.testing.assert_array_equal(
-        rounded_by_the_kernel(backend, x[order], keys[order], dtype), expected[order]
-    )
-    few = order[:33]
-    np.testing.assert_array_equal(
-        rounded_by_the_kernel(backend, x[few], keys[few], dtype), expected[few]
-    )
-
-
-def test_random_bits_do_not_depend_on_the_number_of_threads():
+def test_random_bits_do_not_depend_on_the_row_or_the_number_of_threads():
     x = np.random.default_rng(0).normal(size=(1000, 33)).astype(np.float32)
-    results = []
+    order, keys, results = np.random.default_rng(1).permutation(1000), some_keys(1000), []
     for num_threads in (1, 2, 5):
         threaded = CpuBackend(num_threads=num_threads)
         threaded.grain = 1
-        results.append(rounded_by_the_kernel(threaded, x, some_keys(1000), "bfloat16"))
+        results.append(rounded_by_the_kernel(threaded, x, keys, "bfloat16"))
+        for part in (order, order[:33]):
+            again = rounded_by_the_kernel(threaded, x[part], keys[part], "bfloat16")
+            np.testing.assert_array_equal(again, results[0][part])
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
-
-
-def test_stochastic_rounding_leaves_float32_rows_alone(backend):
-    x = np.random.default_rng(0).normal(size=(100, 7)).astype(np.float32)
-    np.testing.assert_array_equal(rounded_by_the_kernel(backend, x, some_keys(100), "float32"), x)
-
-
-def test_absent_rows_are_skipped_where_rounding_is_stochastic(backend):
-    table, rows = new_table(backend, np.zeros((3, 5), np.float32), "bfloat16")
-    numbers = np.array([rows[0], NO_ROW, rows[2]], np.uint32)
-    rounding = (backend.from_host(some_keys(3)), 1)
-    grads = backend.from_host(np.ones((3, 5), np.float32))
-    apply_rule(table, SGD(), backend.from_host(numbers), grads, 1.0, 1, rounding=rounding)
-    np.testing.assert_array_equal(read(table, rows)[:, 0], [-1, 0, -1])
