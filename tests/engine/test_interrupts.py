@@ -35,7 +35,7 @@ SIGNALS = """
     import random, sys, time
     from sok_lite.backend import get_backend
     from tests.support.fault_bench import Bench
-    from tests.support.fault_cases import variants
+    from tests.support.fault_cases import CASES
     from tests.support.fault_facts import Facts
     from tests.support.tripwire import Alarm
 
