@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import itertools
 import os
 import sys
 
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 
 from sok_lite.cli.main import main
-from sok_lite.engine.files import atomic_write
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
+from tests.conftest import QUICK
 from tests.support.failing_calls import FailingCalls
 from tests.support.filled_tables import KINDS
 from tests.support.helpers import new_table
@@ -58,57 +59,49 @@ READERS = {"npz": from_npz, "parquet": from_parquet}
 
 
 @pytest.mark.parametrize("form", READERS)
-@pytest.mark.parametrize(
-    ("key_type", "dtype"),
-    [
-        ("int64", "float32"),
-        ("int32", "bfloat16"),
-        ("uint64", "float16"),
-        ("int64", "float64"),
-        ("int64", "int8"),
-    ],
-)
-@pytest.mark.parametrize("n", [0, 1, 33])
-def test_a_table_is_exported(tmp_path, monkeypatch, form, key_type, dtype, n):
+def test_a_table_is_exported(tmp_path, monkeypatch, form):
     if form == "parquet":
         pytest.importorskip("pyarrow")
     monkeypatch.setattr("sok_lite.engine.files.saved_file.CHUNK_BYTES", 100)
-    dumped(tmp_path / "c", n, key_type=key_type, dtype=dtype)
-    to = tmp_path / "file"
-    arguments = ["export", tmp_path / "c", "--table", NAMES[1], "--format", form, "--to", to]
-    fine(*arguments, "--columns", "states.0.m,stamps")
-    found = READERS[form](to)
-    oracle = expected(tmp_path / "c", NAMES[1], ["stamps", "states.0.m"])
-    assert found.keys() == oracle.keys()
-    for name, array in oracle.items():
-        if n:
-            np.testing.assert_array_equal(found[name], array, strict=True)
-        assert len(found[name]) == n
-    assert found["values"].shape == (n, 3) and found["keys"].dtype == key_type
-    status, _, err = run(*arguments)
-    assert status == 2 and "is there already" in err
-    fine(*arguments, "--force")
-    assert READERS[form](to).keys() == {"keys", "values"}
-    assert sorted(os.listdir(tmp_path)) == ["c", "file"]
+    for n, key_type, dtype in (
+        *((0, "int64", "float32"), (1, "int32", "bfloat16"), (33, "uint64", "float16")),
+        *((33, "int64", "float64"), (33, "int64", "int8"), (33, "int32", "bfloat16")),
+    ):
+        path, to = tmp_path / "c", tmp_path / "file"
+        dumped(path, n, key_type=key_type, dtype=dtype)
+        arguments = ["export", path, "--table", NAMES[1], "--format", form, "--to", to]
+        fine(*arguments, "--columns", "states.0.m,stamps")
+        found, oracle = READERS[form](to), expected(path, NAMES[1], ["stamps", "states.0.m"])
+        assert found.keys() == oracle.keys()
+        for name, array in oracle.items():
+            if n:
+                np.testing.assert_array_equal(found[name], array, strict=True)
+            assert len(found[name]) == n
+        assert found["values"].shape == (n, 3) and found["keys"].dtype == key_type
+        status, _, err = run(*arguments)
+        assert status == 2 and "is there already" in err
+        fine(*arguments, "--force")
+        assert READERS[form](to).keys() == {"keys", "values"}
+        assert sorted(os.listdir(tmp_path)) == ["c", "file"]
+        to.unlink()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64"])
-def test_every_number_comes_back_from_csv(tmp_path, dtype):
-    dumped(tmp_path / "c", 33, names=["user"], dtype=dtype, key_type="uint64")
-    to = tmp_path / "rows.csv"
-    fine("export", tmp_path / "c", "--format", "csv", "--to", to, "--columns", "all")
-    head, *lines = to.read_text().splitlines()
-    states = [f"states.0.m_{i}" for i in range(3)]
-    assert head.split(",") == ["key", "value_0", "value_1", "value_2", "stamps", *states]
-    columns = list(zip(*(line.split(",") for line in lines), strict=True))
-    oracle = expected(tmp_path / "c", "user", ["stamps", "states.0.m"])
-    assert [int(text) for text in columns[0]] == oracle["keys"].tolist()
-    kind = int if dtype == "int64" else float
-    for i in range(3):
-        read = np.array([kind(text) for text in columns[1 + i]], oracle["values"].dtype)
-        np.testing.assert_array_equal(read, oracle["values"][:, i])
-    read = np.array(columns[5:], np.float32).T
-    np.testing.assert_array_equal(read, oracle["states.0.m"])
+def test_every_number_comes_back_from_csv(tmp_path):
+    for dtype in ("float32", "bfloat16", "float64", "int64"):
+        dumped(tmp_path / "c", 33, names=["user"], dtype=dtype, key_type="uint64")
+        to = tmp_path / f"{dtype}.csv"
+        fine("export", tmp_path / "c", "--format", "csv", "--to", to, "--columns", "all")
+        head, *lines = to.read_text().splitlines()
+        states = [f"states.0.m_{i}" for i in range(3)]
+        assert head.split(",") == ["key", "value_0", "value_1", "value_2", "stamps", *states]
+        columns = list(zip(*(line.split(",") for line in lines), strict=True))
+        oracle = expected(tmp_path / "c", "user", ["stamps", "states.0.m"])
+        assert [int(text) for text in columns[0]] == oracle["keys"].tolist()
+        kind = int if dtype == "int64" else float
+        read = [[kind(text) for text in column] for column in columns[1:4]]
+        np.testing.assert_array_equal(np.array(read, oracle["values"].dtype).T, oracle["values"])
+        read = np.array(columns[5:], np.float32).T
+        np.testing.assert_array_equal(read, oracle["states.0.m"])
 
 
 def test_what_is_exported_must_be_there(tmp_path):
@@ -181,42 +174,26 @@ def test_only_what_a_command_writes_is_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     status, _, err = run("export", tmp_path / "c", *to[:3], tmp_path / "pipe", "--force")
     assert status == 2 and "is not replaced" in err
+    dumped(tmp_path / "c" / "inner", 3)
+    status, _, err = run("reshard", tmp_path / "c/inner", tmp_path / "c", "--ranks", 2, "--force")
+    assert status == 2 and "which is read, is in it" in err
     assert (tmp_path / "home" / "letter").read_text() == "dear"
     assert (tmp_path / "file").read_text() == "x"
+    (tmp_path / "empty").mkdir()  # may be written to
+    fine("reshard", tmp_path / "c/inner", tmp_path / "empty", "--ranks", 2)
+    fine("diff", tmp_path / "c/inner", tmp_path / "empty")
 
 
-def test_a_folder_that_is_read_is_not_replaced_by_one_around_it(tmp_path):
-    dumped(tmp_path / "c", 3)
-    dumped(tmp_path / "c" / "inner", 3)
-    status, _, err = run(
-        "reshard", tmp_path / "c" / "inner", tmp_path / "c", "--ranks", 2, "--force"
-    )
-    assert status == 2 and "which is read, is in it" in err
-
-
-def test_an_empty_folder_may_be_written_to(tmp_path):
-    oracle = dumped(tmp_path / "c", 3)
-    (tmp_path / "d").mkdir()
-    fine("reshard", tmp_path / "c", tmp_path / "d", "--ranks", 2)
-    assert loaded(tmp_path / "d", "user")[0] == oracle["user"]
-    (tmp_path / "e").mkdir()
-    to = ["--table", "user", "--format", "csv", "--to", tmp_path / "e"]
-    fine("export", tmp_path / "c", *to)
-    assert (tmp_path / "e").is_file()
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_any_call_of_the_system_may_fail(tmp_path, code):
+def test_any_call_of_the_system_may_fail(tmp_path):
     """The checkpoint that is replaced is the old one or the new one, and no rest stays."""
     old, new = (
         dumped(tmp_path / name, 20, seed, names=["user"])["user"]
         for name, seed in (("old", 1), ("new", 2))
     )
-    number, num_failed = 0, 0
-    while True:
-        to = tmp_path / str(number)
+    step, num_failed = 5 if QUICK else 2, 0
+    for number in itertools.count(1, step):
+        to, code = tmp_path / str(number), (errno.ENOSPC, errno.EIO)[number % 3 % 2]
         fine("merge", tmp_path / "old", to)
-        number += 1
         with pytest.MonkeyPatch.context() as patch:
             calls = FailingCalls(patch, number, code)
             status, _, err = run("reshard", tmp_path / "new", to, "--ranks", 2, "--force")
@@ -226,7 +203,7 @@ def test_any_call_of_the_system_may_fail(tmp_path, code):
         assert found == new if status == 0 else found in (old, new)
         if calls.count < number:
             break
-    assert num_failed > 10
+    assert num_failed > 10 // step
 
 
 def test_a_full_disk_is_told_with_the_table_and_its_bytes(tmp_path):
@@ -241,74 +218,6 @@ def test_a_full_disk_is_told_with_the_table_and_its_bytes(tmp_path):
             status, _, err = run(*arguments)
         errors += [err] * (status == 3)
     assert errors and all(told in err and "bytes are free" in err for err in errors), errors
-
-
-class Folder:
-    """A format that is a folder of one file."""
-
-    @staticmethod
-    def detect(path):
-        return os.path.exists(os.path.join(path, "rows"))
-
-    @staticmethod
-    def write(path, sources):
-        os.mkdir(path)
-        number = os.open(os.path.join(path, "rows"), os.O_WRONLY | os.O_CREAT)
-        try:
-            os.write(number, sources[0].name.encode())
-        finally:
-            os.close(number)
-
-
-@pytest.mark.parametrize("has_old", [True, False])
-def test_a_folder_is_replaced_whatever_fails(tmp_path, monkeypatch, has_old):
-    monkeypatch.setattr("sok_lite.cli.commands.convert.format_module", lambda name: Folder)
-    dumped(tmp_path / "c", 3, names=["new"])
-    number = 0
-    while True:
-        to = tmp_path / str(number) / "folder"
-        to.parent.mkdir()
-        if has_old:
-            to.mkdir()
-            (to / "rows").write_text("old")
-        number += 1
-        with pytest.MonkeyPatch.context() as patch:
-            calls = FailingCalls(patch, number, errno.EIO)
-            status, *_ = run("convert", tmp_path / "c", to, "--to-format", "x", "--force")
-        text = (to / "rows").read_text() if to.exists() else None
-        assert (
-            text == "new" if status == 0 else text in (["old", "new"] if has_old else [None, "new"])
-        )
-        left = set(os.listdir(to.parent)) - {"folder"}
-        assert not {name for name in left if ".new-" in name} or status == 3
-        if calls.count < number:
-            assert status == 0 and not left
-            break
-    assert number > 6
-
-
-@pytest.mark.parametrize(("last", "text"), [(1, "old"), (2, "new")])
-def test_a_folder_is_there_whenever_a_command_is_interrupted(tmp_path, monkeypatch, last, text):
-    monkeypatch.setattr("sok_lite.cli.commands.convert.format_module", lambda name: Folder)
-    # As where the system cannot exchange two folders: it takes two steps.
-    monkeypatch.setattr(atomic_write, "_exchange", lambda one, other: False)
-    dumped(tmp_path / "c", 3, names=["new"])
-    to = tmp_path / "there" / "folder"
-    to.mkdir(parents=True)
-    (to / "rows").write_text("old")
-    rename, count = os.rename, 0
-
-    def rename_and_stop(first, second):
-        nonlocal count
-        rename(first, second)
-        count += 1
-        if count == last:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "rename", rename_and_stop)
-    status, *_ = run("convert", tmp_path / "c", to, "--to-format", "x", "--force")
-    assert (status, os.listdir(to.parent)) == (130, ["folder"])
-    assert (to / "rows").read_text() == text
 
 
 def test_what_a_file_has_is_told_where_a_load_would_not_take_it_as_it_is(tmp_path):
@@ -361,8 +270,7 @@ def test_keys_without_a_row_are_not_left_out_without_a_word(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["sok", "tfra", "hkv"])
-@pytest.mark.parametrize("other", ["notes.txt", "a-b-c", "dense/weights"])
-def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, form, other):
+def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, form):
     rows = np.ones((3, 2), np.float32)
     np.savez(tmp_path / "user.npz", keys=[1, 2, 3], values=rows, m=rows, v=rows)
     states = ["--from-option", "columns=m=m,v=v"] if form != "hkv" else []
@@ -370,9 +278,10 @@ def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path, form, othe
     arguments = ["convert", tmp_path / "user.npz", to, "--to-format", form, *states]
     fine(*arguments)
     fine(*arguments, "--force")
-    path = to / other
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("mine")
-    status, _, err = run(*arguments, "--force")
-    assert status == 2 and "is not replaced, since" in err
-    assert path.read_text() == "mine"
+    for path in (to / name for name in ("notes.txt", "a-b-c", "dense/weights")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+        status, _, err = run(*arguments, "--force")
+        assert status == 2 and "is not replaced, since" in err
+        assert path.read_text() == "mine"
+        path.unlink()

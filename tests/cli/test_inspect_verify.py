@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -26,7 +25,9 @@ from tests.support.helpers import new_table
 def test_what_is_there_is_shown(tmp_path):
     keys = some_keys(50)
     optimized(tmp_path / "c", keys, 4, ranks=2)
-    text = fine("inspect", tmp_path / "c")
+    text, before = fine("inspect", tmp_path / "c"), {*(tmp_path / "c").rglob("*")}
+    fine("verify", tmp_path / "c")
+    assert {*(tmp_path / "c").rglob("*")} == before  # nothing is written
     for part in ("2 ranks, 1 table, ", "table 'table'", "keys      50 of int64, ", " on a rank",
                  "rows      3 of float32", "m of 3 (optimizer 1)", "v of 1 (0.5 in new rows, opt",
                  "acc of 3 (1 in new rows, optimizer 2)", "owner of a key: key mod ranks", "seed=0",
@@ -53,18 +54,15 @@ def test_what_ours_wrote_is_shown_in_words(tmp_path):
         assert f"initializer={shown}\n" in fine("inspect", tmp_path / kind)
 
 
-@pytest.mark.parametrize("name", [None, *names_with("sources")])
-@pytest.mark.parametrize("place", ["pipe", "device"])
-def test_what_may_have_no_end_is_not_read(tmp_path, name, place):
-    path = tmp_path / "x.npz"
-    if place == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero")
-    with pytest.raises(OSError, match="Not a regular file"):
-        open_sources(str(path), name)
-    status, _, err = run("inspect", path)
-    assert status == 3 and err == f"sok-lite inspect: {path}: Not a regular file\n"
+def test_what_may_have_no_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npz")
+    (tmp_path / "device.npz").symlink_to("/dev/zero")
+    for path in tmp_path.iterdir():
+        for name in (None, *names_with("sources")):
+            with pytest.raises(OSError, match="Not a regular file"):
+                open_sources(str(path), name)
+        status, _, err = run("inspect", path)
+        assert status == 3 and err == f"sok-lite inspect: {path}: Not a regular file\n"
 
 
 def test_some_tables_are_shown_with_their_time_and_what_was_only_seen(tmp_path):
@@ -143,18 +141,6 @@ def test_files_that_are_short_or_gone_are_found_all_at_once(tmp_path):
     assert long.startswith(f"{last}: table 'user': it has ")
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
-    dumped(tmp_path / "c", 3, names=["user"])
-    (path,) = files_of(tmp_path / "c")
-    for each in (path, tmp_path / "c" / "manifest.json"):
-        each.unlink()
-        os.mkfifo(each)
-        status, out, err = run("verify", tmp_path / "c")
-        assert (status, out) == (3, "") and f"{each}: Not a regular file" in err
-    status, _, err = run("inspect", tmp_path / "c")
-    assert status == 3 and "Not a regular file" in err
-
-
 def test_a_manifest_that_is_corrupt_is_found(tmp_path):
     dumped(tmp_path / "c", 3)
     path = tmp_path / "c" / "manifest.json"
@@ -164,6 +150,13 @@ def test_a_manifest_that_is_corrupt_is_found(tmp_path):
     path.unlink()
     status, _, err = run("verify", tmp_path / "c")
     assert status == 3 and "it is unfinished, was ended or is being written" in err
+    dumped(tmp_path / "c", 3, names=["user"])
+    for each in (*files_of(tmp_path / "c"), path):
+        each.unlink()
+        os.mkfifo(each)  # which nobody waits for
+        for command in ("verify", "inspect")[: 1 + (each == path)]:
+            status, out, err = run(command, tmp_path / "c")
+            assert (status, out) == (3, "") and f"{each}: Not a regular file" in err
 
 
 def rewritten(folder, change_shards):
@@ -217,9 +210,39 @@ class Twice(Source):
 
 
 def test_a_key_that_is_twice_in_one_file_is_found(tmp_path):
-    write_checkpoint(tmp_path, [Twice()])
-    (finding,) = findings(tmp_path)
-    assert finding == f"{tmp_path}: table 'x': 1 key is repeated: 4 in rank 0"
+    write_checkpoint(tmp_path / "c", [Twice()])
+    (finding,) = findings(tmp_path / "c")
+    assert finding == f"{tmp_path / 'c'}: table 'x': 1 key is repeated: 4 in rank 0"
+    # A number of keys that cannot be takes no time.
+    dumped(tmp_path / "d", 50, names=["user"])
+    rewritten(tmp_path / "d", lambda shards: [s._replace(rows=1 << 60) for s in shards])
+    (file,) = files_of(tmp_path / "d")
+    assert any(line.startswith(f"{file}: table 'user'") for line in findings(tmp_path / "d"))
+
+
+def test_a_manifest_that_lies_is_told_in_one_line(tmp_path):
+    dumped(tmp_path / "c", 3, names=["user"])
+    found, path = manifest.read(tmp_path / "c"), tmp_path / "c" / "manifest.json"
+    (shard,) = found.tables["user"].shards
+    more = {"export": ["--format", "npz", "--to", tmp_path / "f"], "merge": [tmp_path / "d"]}
+    spans = {"numbers": [1], "times": [2.0], "ends": [1e300]}
+    for change, text in (
+        ({"dtype": "float8"}, "must be one of"),
+        ({"key_type": "int8"}, "must be one of"),
+        *(
+            ({"shards": (shard._replace(facts={"num_lookups": 3} | facts),)}, "")
+            for facts in ({"spans": [1]}, {"spans": spans}, {"strategy": ["kLru"], "epoch": 0})
+        ),
+    ):
+        tables = {"user": found.tables["user"]._replace(**change)}
+        manifest.publish(tmp_path / "c", manifest.as_text(found._replace(tables=tables)))
+        for command in ("inspect", "export", "merge"):
+            status, out, err = run(command, tmp_path / "c", *more.get(command, []))
+            assert (status, out, err.count("\n")) == (3, "", 1)
+            assert f"{path}, a manifest, is corrupt: " in err and text in err
+        status, out, err = run("verify", tmp_path / "c")
+        assert (status, err) == (1, "") and text in out
+        assert f"{path}, a manifest, is corrupt: " in out
 
 
 def test_owners_that_a_function_says_are_not_looked_at(tmp_path):
@@ -229,54 +252,3 @@ def test_owners_that_a_function_says_are_not_looked_at(tmp_path):
 
     run_ranks(2, program)
     assert "owners of keys were not checked: function 'f'" in fine("verify", tmp_path)
-
-
-def test_a_manifest_of_a_dtype_that_there_is_not_cannot_be_read(tmp_path):
-    dumped(tmp_path / "c", 3, names=["user"])
-    found = manifest.read(tmp_path / "c")
-    for change in ({"dtype": "float8"}, {"key_type": "int8"}):
-        tables = {"user": found.tables["user"]._replace(**change)}
-        manifest.publish(tmp_path / "c", manifest.as_text(found._replace(tables=tables)))
-        status, _, err = run("inspect", tmp_path / "c")
-        assert status == 3 and "must be one of" in err
-        status, out, _ = run("verify", tmp_path / "c")
-        assert status == 1 and "must be one of" in out
-
-
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"num_lookups": 3, "spans": [1]},
-        {"num_lookups": 3, "spans": {"numbers": [1], "times": [2.0], "ends": [1e300]}},
-        {"num_lookups": 3, "strategy": ["kLru"], "epoch": 0},
-    ],
-    ids=str,
-)
-def test_facts_that_lie_are_told_in_one_line(tmp_path, facts):
-    dumped(tmp_path / "c", 3, names=["user"])
-    rewritten(tmp_path / "c", lambda shards: [s._replace(facts=facts) for s in shards])
-    path = tmp_path / "c" / "manifest.json"
-    more = [[], ["--format", "npz", "--to", tmp_path / "f"], [tmp_path / "d"]]
-    for command, arguments in zip(("inspect", "export", "merge"), more, strict=True):
-        status, out, err = run(command, tmp_path / "c", *arguments)
-        assert (status, out, err.count("\n")) == (3, "", 1)
-        assert f"{path}, a manifest, is corrupt: " in err
-    status, out, err = run("verify", tmp_path / "c")
-    assert (status, err) == (1, "") and f"{path}, a manifest, is corrupt: " in out
-
-
-def test_nothing_is_written(tmp_path):
-    dumped(tmp_path / "c", 3)
-    shutil.copytree(tmp_path / "c", tmp_path / "d")
-    for command in (["inspect", tmp_path / "c"], ["verify", tmp_path / "c"]):
-        fine(*command)
-    assert sorted(p.name for p in (tmp_path / "c").rglob("*")) == sorted(
-        p.name for p in (tmp_path / "d").rglob("*")
-    )
-
-
-def test_a_number_of_keys_that_cannot_be_takes_no_time(tmp_path):
-    dumped(tmp_path / "c", 50, names=["user"])
-    rewritten(tmp_path / "c", lambda shards: [s._replace(rows=1 << 60) for s in shards])
-    (file,) = files_of(tmp_path / "c")
-    assert any(line.startswith(f"{file}: table 'user'") for line in findings(tmp_path / "c"))

@@ -28,24 +28,6 @@ def described(*arguments):
     return status, json.loads(out)
 
 
-def test_what_has_no_room_in_gpus_is_put_in_two_tiers():
-    status, out, err = run(*BIG, "1400")
-    lines = out.splitlines()
-    assert (status, err) == (0, "")
-    assert lines[0].startswith("fits: ") and "GiB host memory on the fullest rank" in lines[0]
-    assert (
-        lines[3]
-        .strip()
-        .startswith(
-            'sk.Table("table", 64, var_type="hybrid", max_capacity=536870912, max_hbm_for_vectors='
-        )
-    )
-    heads = [line.split(",")[0] for line in lines if line and not line.startswith(" ")][1:]
-    order = ["create the tables", "memory of a rank", "bytes per key", "a step of 65", "what would"]
-    assert all(head.startswith(start) for head, start in zip(heads, order, strict=False)), heads
-    assert heads[5:] == ["launch", "assumptions"]
-
-
 def test_what_does_not_fit_has_status_1_and_says_what_would_help():
     status, out, err = run(*BIG, "1000")
     assert (status, err) == (1, "") and out.startswith("does not fit: ")

@@ -4,7 +4,6 @@ import json
 import os
 
 import numpy as np
-import pytest
 
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
@@ -31,12 +30,6 @@ def test_the_numbers_are_those_of_the_table(tmp_path):
         assert found["memory"]["values"] == table.size * 12
 
 
-def test_rows_of_bfloat16_are_read_as_numbers(tmp_path):
-    table, _ = filled(CPU, 50, "bfloat16")
-    dump(tmp_path / "c", [table], ONE)
-    assert shown(tmp_path / "c")["tables"][0]["norms"] == report_of(table).norms.as_dict()
-
-
 def test_the_ranks_that_wrote_it_are_told_apart(tmp_path):
     def program(comm):
         table = new_table(CPU, 2)
@@ -49,14 +42,6 @@ def test_the_ranks_that_wrote_it_are_told_apart(tmp_path):
     assert "1 to 10 keys on a rank; rank 1 has 1.43 of the mean" in fine("report", tmp_path / "c")
 
 
-def test_some_tables_are_written_as_a_page(tmp_path):
-    dumped(tmp_path / "c", 20)
-    text = fine("report", tmp_path / "c", "--table", NAMES[1], "--html", tmp_path / "r.html")
-    page = (tmp_path / "r.html").read_text()
-    assert text.startswith(str(tmp_path / "c")) and "1 table, 1 rank" in text
-    assert page.startswith("<!DOCTYPE html>") and "it/em, ä" in page and ">user<" not in page
-
-
 def test_files_of_others_are_reported_as_far_as_they_say(tmp_path):
     dumped(tmp_path / "c", 20, names=NAMES[:1])
     fine("export", tmp_path / "c", "--format", "npz", "--to", tmp_path / "t.npz")
@@ -64,18 +49,6 @@ def test_files_of_others_are_reported_as_far_as_they_say(tmp_path):
     (own,) = shown(tmp_path / "c")["tables"]
     assert (found["keys"], found["norms"]) == (own["keys"], own["norms"])
     assert shown(tmp_path / "t.npz")["ranks"] == 1
-
-
-@pytest.mark.parametrize("command", ["report", "inspect", "verify"])
-def test_a_save_that_was_not_finished_is_called_that(tmp_path, command):
-    for steps in (10, 20, 30):
-        dumped(tmp_path / f"step-{steps:010d}", 3)
-    unfinished = tmp_path / "step-0000000030"
-    (unfinished / manifest.NAME).unlink()
-    status, out, err = run(command, unfinished)
-    assert (status, out) == (3, "") and err.count("\n") == 1
-    assert f"{unfinished} has no manifest.json: it is unfinished" in err
-    assert f"The newest whole one is {tmp_path / 'step-0000000020'}." in err
 
 
 def test_the_folder_of_all_saves_is_read_as_the_newest_whole_one(tmp_path, monkeypatch):

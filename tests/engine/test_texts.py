@@ -7,7 +7,7 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.engine import texts
 from sok_lite.engine.owner import HASH
-from sok_lite.engine.texts import KeyTexts, TextStore, are_held, prune_texts, texts_of
+from sok_lite.engine.texts import KeyTexts, TextStore, prune_texts, texts_of
 from tests.support.helpers import new_table
 
 
@@ -150,9 +150,3 @@ def test_what_no_rank_holds_is_forgotten_and_each_text_is_written_once():
         assert kept == texts_by_key(*(key for key in of_rank[rank] if key in held))
         lower = {key for other in range(rank) for key in of_rank[other]}
         assert written == {key: text for key, text in kept.items() if key not in lower}
-
-
-def test_keys_of_the_host_are_asked_of_a_table(backend):
-    table = new_table(backend, 2)
-    table.lookup([3, 5])
-    assert are_held(table, np.array([5, 4, 3])).tolist() == [True, False, True]

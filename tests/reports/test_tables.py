@@ -30,6 +30,7 @@ def as_floats(rows, dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int8", "int64"])
+@pytest.mark.pairs
 def test_the_norms_are_those_of_the_rows(backend, kind, dtype, monkeypatch):
     monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)  # so there are several pieces
     n = 100

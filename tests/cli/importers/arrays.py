@@ -18,6 +18,8 @@ TYPES = (
     ("int32", "int64"),
     ("int64", "int8"),
 )
+# Every size and every type, some of them together.
+CASES = tuple((SIZES[i % len(SIZES)], TYPES[i % len(TYPES)]) for i in range(13))
 # The name, the initial value and the group of each.
 STATES = (("m", 0.0, 1), ("v", 0.5, 1), ("acc", 0.1, 2))
 

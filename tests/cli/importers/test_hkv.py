@@ -11,7 +11,7 @@ from sok_lite.cli.importers.hkv import detect, sources, write
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.source_writer import write_checkpoint
-from tests.cli.importers.arrays import SIZES, TYPES, a_table, content, whole
+from tests.cli.importers.arrays import CASES, a_table, content, whole
 from tests.support.filled_tables import HYBRID
 from tests.support.helpers import new_table
 
@@ -44,21 +44,20 @@ def test_the_bytes_of_the_files(tmp_path):
     assert content(again) == content(source)
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(("key_type", "dtype"), TYPES)
-def test_what_is_written_is_read(tmp_path, n, key_type, dtype):
-    source = a_table(n, key_type, dtype, states=False)
-    source.arrays["scores"] = np.arange(n, dtype=np.uint64) + np.uint64(2**64 - 100)
-    source.columns = ("scores",)
-    write(str(tmp_path / "t"), [source])
-    wide = key_type if key_type != "int32" else "int64"
-    (again,) = sources(str(tmp_path / "t"), dim=3, dtype=dtype, key_type=wide)
-    assert (again.name, again.dim, again.dtype, again.key_type) == ("t", 3, dtype, wide)
-    for column in ("keys", "values", "scores"):
-        np.testing.assert_array_equal(whole(again, column), source.arrays[column])
-    if n:
-        (guessed,) = sources(str(tmp_path / "t"), dtype=dtype, key_type=wide)
-        assert guessed.dim == 3
+def test_what_is_written_is_read(tmp_path):
+    for i, (n, (key_type, dtype)) in enumerate(CASES):
+        source, path = a_table(n, key_type, dtype, states=False), str(tmp_path / f"{i}" / "t")
+        source.arrays["scores"] = np.arange(n, dtype=np.uint64) + np.uint64(2**64 - 100)
+        source.columns = ("scores",)
+        os.mkdir(tmp_path / f"{i}")
+        write(path, [source])
+        wide = key_type if key_type != "int32" else "int64"
+        (again,) = sources(path, dim=3, dtype=dtype, key_type=wide)
+        assert (again.name, again.dim, again.dtype, again.key_type) == ("t", 3, dtype, wide)
+        for column in ("keys", "values", "scores"):
+            np.testing.assert_array_equal(whole(again, column), source.arrays[column])
+        if n:
+            assert sources(path, dtype=dtype, key_type=wide)[0].dim == 3
 
 
 def test_names_of_files_and_scores_of_32_bits(tmp_path):
@@ -120,18 +119,19 @@ def test_what_there_is_no_place_for_is_refused(tmp_path):
             write(str(tmp_path / f"k{i}"), [source])
 
 
-@pytest.mark.parametrize("file", ["keys", "values", "scores"])
-def test_a_cut_file_is_named(tmp_path, file):
+def test_a_cut_file_is_named(tmp_path):
     arrays = np.arange(3), np.ones((3, 2), np.float32), np.ones(3, np.uint64)
     path = saved(tmp_path / "d", *arrays)
-    data = (tmp_path / "d" / file).read_bytes()
-    for length in range(len(data)):
-        (tmp_path / "d" / file).write_bytes(data[:length])
-        with pytest.raises((ValueError, WrongUse), match=r"d/(keys|values|scores) "):
+    for file in (tmp_path / "d" / name for name in ("keys", "values", "scores")):
+        data = file.read_bytes()
+        for length in range(len(data)):
+            file.write_bytes(data[:length])
+            with pytest.raises((ValueError, WrongUse), match=r"d/(keys|values|scores) "):
+                sources(path, dim=2)
+        file.unlink()
+        with pytest.raises(FileNotFoundError, match=f"d/{file.name}"):
             sources(path, dim=2)
-    (tmp_path / "d" / file).unlink()
-    with pytest.raises(FileNotFoundError, match=f"d/{file}"):
-        sources(path, dim=2)
+        file.write_bytes(data)
 
 
 @pytest.mark.parametrize(

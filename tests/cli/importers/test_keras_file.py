@@ -9,8 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from sok_lite.comm import run_ranks
 from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.load import load
 from sok_lite.engine.files.source import PENDING_COLUMNS
 from sok_lite.engine.table.content import take
 from sok_lite.engine.table.named_arrays import named_arrays
@@ -75,8 +75,9 @@ def test_a_table_is_what_a_dump_of_it_has(tmp_path, kind):
         assert found[name] == expected[name], name
     fine("convert", tmp_path / "m.keras", tmp_path / "d")
     fine("diff", tmp_path / "c", tmp_path / "d")
-    again, _ = run_ranks(1, lambda comm: load_into(tmp_path / "d", comm, kind))[0]
-    assert again == all_of(table, with_places=False)
+    again = new_table(CPU, 3, name="user", **KINDS[kind])
+    load(tmp_path / "d", [again], ONE)
+    assert all_of(again, with_places=False) == all_of(table, with_places=False)
 
 
 def test_texts_are_shown(tmp_path):
@@ -89,31 +90,21 @@ def test_texts_are_shown(tmp_path):
     assert 'sk.Table("town", 3, key_type=str, keep_texts=True' in out
 
 
-def load_into(path, comm, kind):
-    from sok_lite.engine.files.load import load
-
-    table = new_table(CPU, 3, name="user", **KINDS[kind])
-    load(path, [table], comm)
-    return all_of(table, with_places=False), table
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
-def test_all_types_are_read(tmp_path, dtype, key_type):
-    table, _ = filled(CPU, 33, dtype, key_type, name="user")
-    archive(tmp_path / "m.keras", weights({"table": ("user", arrays_of(table))}))
-    fine("convert", tmp_path / "m.keras", tmp_path / "d")
-    assert loaded(tmp_path / "d", "user", dtype=dtype, key_type=key_type)[0] == held(table)
-    (report,) = shown("report", tmp_path / "m.keras")
-    assert report["norms"] == report_of(table).norms.as_dict()
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_few_keys_are_read(tmp_path, n):
-    table, _ = filled(CPU, n)
-    archive(tmp_path / "m.keras", weights({"table": ("user", arrays_of(table))}))
-    for command in ("inspect", "report"):
-        assert shown(command, tmp_path / "m.keras")[0]["keys"] == n
+def test_all_types_are_read(tmp_path):
+    for n, dtype, key_type in (
+        *((0, "float32", "int64"), (1, "float16", "int32"), (33, "bfloat16", "uint64")),
+        *((33, "float16", "uint64"), (33, "bfloat16", "int32"), (33, "float32", "int64")),
+    ):
+        table, _ = filled(CPU, n, dtype, key_type, name="user")
+        whole = weights({"table": ("user", arrays_of(table))})
+        archive(tmp_path / "m.keras", whole)
+        (tmp_path / "m.weights.h5").write_bytes(whole)  # weights alone
+        fine("convert", tmp_path / "m.keras", tmp_path / "d", "--force")
+        assert loaded(tmp_path / "d", "user", dtype=dtype, key_type=key_type)[0] == held(table)
+        for name in ("m.keras", "m.weights.h5"):
+            (report,) = shown("report", tmp_path / name)
+            assert report["norms"] == report_of(table).norms.as_dict()
+            assert report["keys"] == shown("inspect", tmp_path / name)[0]["keys"] == n
 
 
 def test_the_ranks_that_saved_it_are_told_apart(tmp_path):
@@ -166,12 +157,6 @@ def test_a_layer_that_has_no_name_of_its_own_is_known_by_its_place(tmp_path):
     assert found["name"] == "u"
 
 
-def test_weights_alone_are_read(tmp_path):
-    path = tmp_path / "m.weights.h5"
-    path.write_bytes(weights({"table": ("user", arrays_of(filled(CPU, 9)[0]))}))
-    assert shown("report", path)[0]["keys"] == 9
-
-
 def corrupt(path, text):
     for command in ("inspect", "report"):
         status, out, err = run(command, path)
@@ -179,19 +164,14 @@ def corrupt(path, text):
         assert f"{path} is corrupt, or another kind of file: " in err and text in err
 
 
-def test_a_file_without_tables_is_wrong_use(tmp_path):
-    archive(tmp_path / "m.keras", weights({"dense": ("dense", {"0": np.ones(3)})}))
-    status, _, err = run("report", tmp_path / "m.keras")
-    assert status == 2 and "has no table of sok_lite.keras" in err
-
-
 def test_layers_with_arrays_of_their_own_are_left_alone(tmp_path):
     """As those of sok_lite.dynamic_embedding, whose arrays have a prefix."""
     arrays = arrays_of(filled(CPU, 9)[0])
     of_others = {f"rows_{name}": array for name, array in arrays.items()}
-    archive(tmp_path / "m.keras", weights({"other": ("other", of_others)}))
-    status, _, err = run("report", tmp_path / "m.keras")
-    assert status == 2 and "has no table of sok_lite.keras" in err
+    for other in ({"other": ("other", of_others)}, {"dense": ("dense", {"0": np.ones(3)})}):
+        archive(tmp_path / "m.keras", weights(other))
+        status, _, err = run("report", tmp_path / "m.keras")
+        assert status == 2 and "has no table of sok_lite.keras" in err
     archive(
         tmp_path / "both.keras",
         weights({"other": ("other", of_others), "table": ("user", arrays)}),
@@ -239,14 +219,7 @@ def test_every_byte_of_a_file_may_be_another(tmp_path):
         assert status in (0, 2, 3) and err.count("\n") == (status != 0), (at, err)
 
 
-def test_without_h5py_it_says_what_to_install(tmp_path, monkeypatch):
-    archive(tmp_path / "m.keras", weights({"table": ("user", arrays_of(filled(CPU, 4)[0]))}))
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    status, _, err = run("report", tmp_path / "m.keras")
-    assert status == 3 and 'Install it with `pip install "h5py"`.' in err
-
-
-def test_tensorflow_is_not_needed(tmp_path):
+def test_what_it_needs_is_h5py_alone_and_said_where_missing(tmp_path, monkeypatch):
     archive(tmp_path / "m.keras", weights({"table": ("user", arrays_of(filled(CPU, 4)[0]))}))
     program = (
         "import sys\nfrom sok_lite.cli.main import main\n"
@@ -255,6 +228,9 @@ def test_tensorflow_is_not_needed(tmp_path):
     arguments = [sys.executable, "-c", program, "report", str(tmp_path / "m.keras")]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    status, _, err = run("report", tmp_path / "m.keras")
+    assert status == 3 and 'Install it with `pip install "h5py"`.' in err
 
 
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])

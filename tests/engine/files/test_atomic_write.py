@@ -1,5 +1,7 @@
 """A reader finds the old or the new, and what is not ours stays."""
 
+import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sok_lite.engine.files import atomic_write
+from tests.support.failing_calls import FailingCalls
 
 ROOT = Path(__file__).parents[3]
 # Writes half of a folder, and waits.
@@ -43,17 +46,6 @@ def started(path):
     return process
 
 
-@pytest.mark.usefixtures("system")
-def test_a_folder_is_replaced_as_a_whole(tmp_path):
-    path = tmp_path / "a"
-    for text in ("old", "new"):
-        with atomic_write.replacing(str(path)) as new:
-            folder_of(Path(new), text)
-            if text == "new":
-                assert (path / "file").read_text() == "old"
-        assert (path / "file").read_text() == text and os.listdir(tmp_path) == ["a"]
-
-
 def test_a_folder_is_there_at_every_moment(tmp_path, monkeypatch):
     """Where the system can exchange two: looked at between any two calls of it."""
     if not atomic_write._exchange(str(tmp_path), str(tmp_path)):
@@ -78,28 +70,48 @@ def test_a_folder_is_there_at_every_moment(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("system")
-def test_what_fails_leaves_the_old(tmp_path, monkeypatch):
-    path = tmp_path / "a"
-    folder_of(path, "old")
+@pytest.mark.parametrize("has_old", [True, False])
+def test_whatever_fails_it_is_the_old_or_the_new(tmp_path, has_old):
+    for number in itertools.count(1):
+        path, failed = tmp_path / str(number) / "a", False
+        path.parent.mkdir()
+        if has_old:
+            folder_of(path, "old")
+        with pytest.MonkeyPatch.context() as patch:
+            calls = FailingCalls(patch, number, errno.EIO)
+            try:
+                with atomic_write.replacing(str(path)) as new:
+                    os.mkdir(new)
+                    folder_of(Path(new), "new")
+            except OSError:
+                failed = True
+        text = (path / "file").read_text() if path.exists() else None
+        assert text in ("new", ("old" if has_old else None) if failed else "new")
+        if calls.count < number:
+            break
+    assert number > 4 and not failed and os.listdir(path.parent) == ["a"]
     with pytest.raises(OSError, match="full"), atomic_write.replacing(str(path)) as new:
-        folder_of(Path(new), "new")
+        folder_of(Path(new), "newer")
         raise OSError("full")
-    rename = os.rename
+    assert (path / "file").read_text() == "new" and os.listdir(path.parent) == ["a"]
 
-    def failing(source, target):
-        if target == str(path) and "old" not in os.path.basename(source):
-            raise OSError("no name")
-        rename(source, target)
 
-    with atomic_write.replacing(str(path)) as new:
-        folder_of(Path(new), "old")
-    monkeypatch.setattr(os, "rename", failing)
-    try:
-        with atomic_write.replacing(str(path)) as new:
-            folder_of(Path(new), "new")
-    except OSError:
-        assert (path / "file").read_text() == "old"
-    assert os.listdir(tmp_path) == ["a"]
+@pytest.mark.parametrize(("last", "text"), [(1, "old"), (2, "new")])
+def test_an_interrupt_between_two_renames_leaves_one_of_the_two(tmp_path, monkeypatch, last, text):
+    monkeypatch.setattr(atomic_write, "_exchange", lambda one, other: False)
+    path, rename, calls = tmp_path / "a", os.rename, []
+    folder_of(path, "old")
+
+    def rename_and_stop(first, second):
+        rename(first, second)
+        calls.append(first)
+        if len(calls) == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", rename_and_stop)
+    with pytest.raises(KeyboardInterrupt), atomic_write.replacing(str(path)) as new:
+        folder_of(Path(new), "new")
+    assert os.listdir(tmp_path) == ["a"] and (path / "file").read_text() == text
 
 
 def test_a_file_keeps_its_mode_and_its_link(tmp_path):

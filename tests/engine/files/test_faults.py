@@ -1,14 +1,16 @@
 """A dump that is killed, or fails anywhere, leaves a whole checkpoint: the old one or the new."""
 
 import errno
+import itertools
 import os
 import random
 import re
-import resource
 import subprocess
 import sys
-import textwrap
-import time
+import traceback
+import warnings
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +20,13 @@ from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.owner import MOD, AlsoLocal
 from tests.conftest import QUICK
-from tests.support.failing_calls import FailingCalls
+from tests.engine.files.test_increments import contents, no_warning
+from tests.support.failing_calls import CALLS, FailingCalls, is_reading
 from tests.support.helpers import new_table
 from tests.support.table_state import State
 
@@ -56,39 +59,6 @@ def version_at(path, name="t", n=40):
 
 
 # -------------------------------------------------------------------- calls that fail
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("has_old", [True, False])
-def test_any_call_may_fail(tmp_path, code, has_old):
-    step = 6 if QUICK else 1
-    number, num_failed = 1 - step, 0
-    while True:
-        path = tmp_path / str(number)
-        if has_old:
-            dump(path, [table_of(1), table_of(1, "u", **HYBRID)], ONE)
-        tables = [table_of(2), table_of(2, "u", **HYBRID)]
-        number += step
-        with pytest.MonkeyPatch.context() as patch:
-            calls = FailingCalls(patch, number, code)
-            failed = False
-            try:
-                dump(path, tables, ONE, chunk_bytes=200)
-            except OSError as error:
-                assert error.errno == code
-                failed = True
-        num_failed += failed
-        expected = {1, 2} if failed and has_old else {2}
-        if (path / "manifest.json").exists():
-            assert version_at(path) == version_at(path, "u") in expected
-        else:
-            assert failed and not has_old
-        dump(path, tables, ONE)
-        assert version_at(path) == 2
-        assert len(list(path.glob("data-*"))) == 1
-        if calls.count < number:
-            break
-    assert num_failed > 30 // step
 
 
 class FullDisk:
@@ -206,147 +176,239 @@ def test_a_short_write_is_continued(tmp_path, monkeypatch):
     assert version_at(tmp_path) == 3
 
 
-def test_a_file_system_that_is_full(tmp_path):
-    dump(tmp_path, [table_of(1)], ONE)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            dump(tmp_path, [table_of(2, n=200)], ONE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert version_at(tmp_path) == 1
-    assert len(os.listdir(tmp_path)) == 2  # the manifest and the files of the old checkpoint
-
-
 def test_a_folder_in_which_nobody_may_write():
     for path in ("/proc/checkpoint", "/dev/null/checkpoint"):
         with pytest.raises(OSError, match="checkpoint"):
             dump(path, [table_of(1)], ONE)
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_one_of_two_ranks_that_fails_fails_both(tmp_path, monkeypatch, failing):
-    def write(comm, version):
-        dump(tmp_path, [table_of(version)], comm)
+# -------------------------------------------------------------------- in every way to write
 
-    run_ranks(2, lambda comm: write(comm, 1))
-    is_open = os.open
+KINDS = {"t": {}, "u": HYBRID}
+# Rows have the number of the version in which they were last written: those of key k every k + 1.
+NUM_KEYS = 40
+
+
+def tables():
+    """One of each kind. Every rank may have all of their keys."""
+    owner = AlsoLocal(MOD)
+    made = [new_table(CPU, 2, name=name, owner=owner, **its) for name, its in KINDS.items()]
+    for table in made:
+        for _ in range(2):  # of two sightings one is not enough
+            table.lookup(np.arange(NUM_KEYS))
+    return made
+
+
+def write(some, version):
+    keys = np.array([key for key in range(NUM_KEYS) if version % (key + 1) == 0])
+    for table in some:
+        table.insert_or_assign(keys, np.full((len(keys), 2), version, np.float32))
+        table.erase([1000 + version - 1])
+        for _ in range(2):
+            table.lookup([1000 + version])
+
+
+def read_back(path, comm=ONE):
+    """The tables of a checkpoint and their version, of which all of their rows must be."""
+    read = [new_table(CPU, 2, name=name, **options) for name, options in KINDS.items()]
+    load(path, read, comm)
+    for table in read:
+        keys, rows = table.export()
+        version = int(keys[-1]) - 1000
+        np.testing.assert_array_equal(keys, [*range(NUM_KEYS), 1000 + version])
+        expected = [version - version % (key + 1) for key in range(NUM_KEYS)]
+        written = np.array(expected) > 0  # the others are as a lookup made them
+        np.testing.assert_array_equal(rows[:NUM_KEYS, 0][written], np.array(expected)[written])
+    return read, version
+
+
+def begin_and_wait(*arguments, **options):
+    dump_in_background(*arguments, **options).wait()
+
+
+WAYS = {
+    "at once": dump,
+    "in the background": begin_and_wait,
+    "as an increment": partial(dump, incremental=True),
+}
+
+
+def data_in(path):
+    return len(list(path.glob("data-*")))
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_any_call_may_fail(tmp_path, way, has_old):
+    step, num_failed = 7 if QUICK else 3, 0
+    for number in itertools.count(1, step):
+        path, some, code = tmp_path / str(number), tables(), (errno.ENOSPC, errno.EIO)[number % 2]
+        for version in (1, 2):
+            write(some, version)
+            if has_old:
+                dump(path, some, ONE, incremental=True)
+        write(some, 3)
+        failed = False
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where no manifest is found, all is dumped
+            calls = FailingCalls(patch, number, code)
+            try:
+                WAYS[way](path, some, ONE, chunk_bytes=200)
+            except OSError as error:
+                assert error.errno == code
+                failed = True
+        num_failed += failed
+        version = 0
+        if (path / "manifest.json").exists():
+            _, version = read_back(path)
+            assert version in ({2, 3} if failed and has_old else {3})
+        else:
+            assert failed and not has_old
+        write(some, 4)
+        with no_warning() if version or way != "as an increment" else nullcontext():
+            WAYS[way](path, some, ONE)  # an increment goes on from what is there
+        assert data_in(path) >= (version + 1 if way == "as an increment" and has_old else 1)
+        assert way == "as an increment" or data_in(path) == 1
+        read, version = read_back(path)
+        assert version == 4
+        assert [contents(table) for table in read] == [contents(table) for table in some]
+        if calls.count < number:
+            break
+    assert num_failed > 15 // step
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_of_two_ranks_that_fails_fails_both(tmp_path, monkeypatch, way, failing):
+    is_open, made = os.open, [tables(), tables()]
 
     def refusing(path, *args, **kwargs):
-        if str(path).endswith(f"-{failing:05d}-of-00002.safetensors"):
+        if str(path).endswith(f"u-{failing:05d}-of-00002.safetensors"):
             raise OSError(errno.ENOSPC, "No space left", str(path))
         return is_open(path, *args, **kwargs)
 
+    def add(comm, version):
+        write(made[comm.rank], version)
+        WAYS[way](tmp_path, made[comm.rank], comm)
+
     def fail(comm):
-        with pytest.raises(OSError, match="No space left") as caught:
-            write(comm, 2)
+        with pytest.raises(OSError, match=f"^Rank {failing}: .*No space left") as caught:
+            add(comm, 2)
         return str(caught.value)
 
+    run_ranks(2, lambda comm: add(comm, 1))
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refusing)
-        (said,) = set(run_ranks(2, fail))
-    assert said.startswith(f"Rank {failing}: ")
-    assert len(list(tmp_path.glob("data-*"))) == 1
-
-    def read(comm):
-        table = new_table(CPU, 2, name="t")
-        load(tmp_path, [table], comm)
-        return set(table.export()[1].ravel().tolist())
-
-    assert run_ranks(2, read) == [{1}, {1}]
+        assert len(set(run_ranks(2, fail))) == 1
+    assert data_in(tmp_path) == 1
+    # No rank keeps to its own keys here: each reads the file that it wrote.
+    assert run_ranks(2, lambda comm: read_back(tmp_path, comm)[1]) == [1, 1]
+    with no_warning():
+        run_ranks(2, lambda comm: add(comm, 3))
+    assert data_in(tmp_path) == (2 if way == "as an increment" else 1)
 
 
-# -------------------------------------------------------------------- kill -9
-
-DUMPS = """
-    import sys
-    from pathlib import Path
-    from sok_lite.comm.single import SingleCommunicator
-    from sok_lite.engine.files.dump import dump_in_background
-    from sok_lite.engine.files.dump import dump
-    from tests.engine.files.test_faults import table_of
-
-    version, in_background = int(sys.argv[2]), sys.argv[3] == "in the background"
-    while True:
-        version += 1
-        tables = [table_of(version, n=2000), table_of(version, "u", n=2000)]
-        if in_background:
-            begun = dump_in_background(sys.argv[1], tables, SingleCommunicator(), chunk_bytes=512)
-            tables[0].clear()
-            begun.wait()
-        else:
-            dump(sys.argv[1], tables, SingleCommunicator(), chunk_bytes=512)
-        print(version, flush=True)
-"""
+def run_forked(call, *arguments):
+    """The status of a child that calls a function, where no kernel has started threads yet."""
+    child, status = os.fork(), 99
+    if child == 0:
+        try:
+            status = call(*arguments, SingleCommunicator())
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("how", ["at once", "in the background"])
-def test_a_killed_dump_leaves_a_whole_checkpoint(tmp_path, how):
-    rng = random.Random(0)
-    last = 1
-    dump(tmp_path, [table_of(last, n=2000), table_of(last, "u", n=2000)], ONE)
-    num_rounds, num_killed = 0, 0
-    # Some are to be killed among their files: when that is is up to chance, so it may go on longer.
-    while num_rounds < (4 if QUICK else 20) or (num_killed == 0 and num_rounds < 500):
-        num_rounds += 1
-        child = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(DUMPS), str(tmp_path), str(last), how],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[3],
-        )
-        said = int(child.stdout.readline())  # it is up to speed
-        assert said == last + 1
-        time.sleep(rng.random() * 0.05)
-        child.kill()
-        rest = child.communicate()[0].split()
-        finished = int(rest[-1]) if rest else said
-        last = version_at(tmp_path, n=2000)
-        assert last == version_at(tmp_path, "u", n=2000)
-        assert last in (finished, finished + 1)
-        num_killed += len(list(tmp_path.glob("data-*"))) > 1
-    assert num_killed
-    dump(tmp_path, [table_of(0)], ONE)
-    assert version_at(tmp_path) == 0
-    assert len(list(tmp_path.glob("data-*"))) == 1
+def begin(path, comm):
+    some = tables()
+    write(some, 1)
+    dump(path, some, comm)
+    return 0
 
 
-# -------------------------------------------------------------------- files that are not as written
+def dump_and_die(path, way, number, comm):
+    """Kills itself before the N-th call of the operating system."""
+    (some, version), calls = read_back(path, comm), []
+
+    def counted(call):
+        def wrapped(*args, **kwargs):
+            calls.extend([call] * (not is_reading(call, args)))
+            if len(calls) == number:
+                os.kill(os.getpid(), 9)
+            return call(*args, **kwargs)
+
+        return wrapped
+
+    write(some, version + 1)
+    for name in CALLS:
+        setattr(os, name, counted(getattr(os, name)))
+    WAYS[way](path, some, comm, chunk_bytes=200)
+    return 0
 
 
-@pytest.mark.parametrize("options", [{}, HYBRID])
-@pytest.mark.parametrize("chunk_bytes", [64, 1 << 20])
-def test_no_flipped_or_missing_byte_is_loaded(tmp_path, options, chunk_bytes):
-    def made(version):
-        table = table_of(version, n=5, **options)
-        table.lookup([100, 101, 3])
-        ensure_state(table.store, "m", 0.5)
-        table.assign_state("m", [1, 2], np.ones((2, 2), np.float32))
-        return table
+def kill_everywhere(folder, way, step):
+    path, last, has_both = Path(folder), 1, 0
+    assert run_forked(begin, path) == 0
+    for number in itertools.count(2, int(step)):
+        ended = run_forked(dump_and_die, path, way, number)
+        before, last = last, run_forked(lambda comm: read_back(path, comm)[1])
+        assert ended in (0, -9) and last - before in ((0, 1) if ended else (1,))
+        num_folders = last if way == "as an increment" else 1
+        has_both += data_in(path) > num_folders
+        if not ended:
+            break
+    assert has_both and data_in(path) == num_folders
 
-    dump(tmp_path, [made(1)], ONE, chunk_bytes=chunk_bytes)
-    other = made(2)
-    before = State.of(other)
-    (data,) = tmp_path.glob("data-*/*")
-    for file in (tmp_path / "manifest.json", data):
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_dump_leaves_a_whole_checkpoint(tmp_path, way):
+    program = "import sys; from tests.engine.files.test_faults import kill_everywhere as k; "
+    command = [sys.executable, "-W", "error", "-c", program + "k(*sys.argv[1:])"]
+    command += [str(tmp_path), way, "5" if QUICK else "2"]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_no_flipped_or_missing_byte_is_loaded(tmp_path):
+    some = tables()
+    ensure_state(some[0].store, "m", 0.5)
+    for version in (1, 2, 3):
+        write(some, version)
+        dump(tmp_path, some, ONE, chunk_bytes=64, incremental=True)
+    expected, other = [contents(table) for table in some], tables()
+    files = [tmp_path / "manifest.json", *tmp_path.glob("data-*/*")]
+    assert len(files) == 7
+    rng, num_refused, before = random.Random(0), 0, [State.of(table) for table in other]
+
+    def refuses(file, missing=False):
+        try:
+            load(tmp_path, other, ONE)
+        except (FileNotFoundError, ValueError) as error:
+            text = str(error)
+            assert isinstance(error, FileNotFoundError) == missing and file.name in text
+            assert missing or "corrupt" in text or "must be a" in text
+            assert missing or file is files[0] or f"table '{file.name[0]}'" in text
+            assert [State.of(table) for table in other] == before
+            return True
+        # What was replaced since is not read.
+        assert [contents(table) for table in other] == expected
+        other[:] = tables()
+        return False
+
+    for file in files:
         whole = file.read_bytes()
-        step = 7 if QUICK else 1
-        cuts = [whole[:i] for i in range(0, len(whole), 5 * step)]
-        flips = [
-            whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :]
-            for i in range(0, len(whole), step)
-        ]
-        for bad in [*cuts, *flips, whole + b"\0", b"", bytes(len(whole))]:
+        places = [rng.randrange(len(whole)) for _ in range(4 if QUICK else 20)]
+        for i in places:
+            file.write_bytes(whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :])
+            num_refused += refuses(file)
+            file.write_bytes(whole[:i])
+            assert refuses(file)
+        for bad in (whole + b"\0", b"", bytes(len(whole))):
             file.write_bytes(bad)
-            with pytest.raises(ValueError, match="corrupt|must be a") as caught:
-                load(tmp_path, [other], ONE)
-            assert file.name in str(caught.value)
-            if file == data:
-                assert "table 't'" in str(caught.value) and "chunk" in str(caught.value)
+            assert refuses(file)
+        file.unlink()
+        assert refuses(file, missing=True)
         file.write_bytes(whole)
-    assert State.of(other) == before
-    data.unlink()
-    with pytest.raises(FileNotFoundError, match=r"t-00000-of-00001\.safetensors"):
-        load(tmp_path, [other], ONE)
-    assert State.of(other) == before
+    assert num_refused > len(files) * len(places) / 2

@@ -1,6 +1,5 @@
 """The files of keys and values: their bytes, what is refused, and what a failed write leaves."""
 
-import itertools
 import json
 import os
 import struct
@@ -12,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite.engine.files.key_value_files import (
-    AtomicFile,
-    Layout,
     make_layout,
     open_shards,
     write_shard,
 )
 from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
-from tests.support.tripwire import Interrupt, Tripwire
 
 LAYOUT = make_layout("user/emb", "int64", "float32", 2)
 BASE = "user_emb_mht_1of1_rank0_size1"
@@ -90,19 +86,6 @@ def test_the_bytes_of_a_shard(tmp_path):
     }
 
 
-def test_a_bfloat16_is_its_two_bytes(tmp_path):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    layout = make_layout("v", "int32", "bfloat16", 1)
-    values = np.array([[1.5], [-2.0]], ml_dtypes.bfloat16)
-    write_shard(str(tmp_path), layout, ShardPlace(), [(np.int32([7, 8]), values)])
-    base = tmp_path / "v_mht_1of1_rank0_size1"
-    assert base.with_name(f"{base.name}-keys").read_bytes() == struct.pack("<2i", 7, 8)
-    assert base.with_name(f"{base.name}-values").read_bytes() == bytes.fromhex("c03f 00c0")
-    keys, rows = read(tmp_path, layout)
-    np.testing.assert_array_equal(keys, [7, 8])
-    np.testing.assert_array_equal(rows.view(ml_dtypes.bfloat16), values)
-
-
 def test_files_of_tfra_are_read_as_their_reader_says(tmp_path):
     base = tmp_path / BASE
     base.with_name(f"{BASE}-keys").write_bytes(struct.pack("<3q", 5, -7, 2**40))
@@ -167,45 +150,19 @@ def test_appended_keys_come_last(tmp_path, with_meta):
     assert json.loads((tmp_path / f"{BASE}-meta.json").read_text())["count"] == 3
 
 
-def test_files_of_several_megabytes(tmp_path):
-    keys = np.arange(300_001) * 7
-    write(tmp_path, keys, buffer_size=100_000)
-    found, rows = read(tmp_path)
-    np.testing.assert_array_equal(found, keys)
-    np.testing.assert_array_equal(rows, rows_of(keys, LAYOUT))
-
-
-def test_appending_to_nothing_and_writing_over(tmp_path):
-    write(tmp_path / "new" / "folder", [1, 2], append_to_file=True)
-    write(tmp_path / "new" / "folder", [3])
-    np.testing.assert_array_equal(read(tmp_path / "new" / "folder")[0], [3])
-
-
-def test_appending_rows_of_another_length_is_refused(tmp_path):
-    write(tmp_path, [1, 2])
-    with pytest.raises(ValueError, match=r"dim is 2\. Expected dim=3"):
-        write(tmp_path, [3], make_layout("user/emb", "int64", "float32", 3), append_to_file=True)
-
-
 @pytest.mark.parametrize("append", [False, True])
-def test_a_write_that_fails_leaves_the_files_as_they_were(tmp_path, append):
+def test_a_write_that_fails_leaves_the_files_as_they_were(tmp_path, append, monkeypatch):
     write(tmp_path, [1, 2])
-    before = contents(tmp_path)
+    before, calls = contents(tmp_path), []
 
-    def pieces():
+    def pieces(error):
         yield np.int64([3]), np.float32([[3, 3]])
-        raise RuntimeError("the table is gone")
+        raise error
 
-    with pytest.raises(RuntimeError, match="the table is gone"):
-        write_shard(str(tmp_path), LAYOUT, ShardPlace(), pieces(), append_to_file=append)
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("append", [False, True])
-def test_a_full_disk_leaves_the_files_as_they_were(tmp_path, append, monkeypatch):
-    write(tmp_path, [1, 2])
-    before = contents(tmp_path)
-    calls = []
+    for error in (RuntimeError("the table is gone"), KeyboardInterrupt("interrupted")):
+        with pytest.raises(type(error), match=str(error)):
+            write_shard(str(tmp_path), LAYOUT, ShardPlace(), pieces(error), append_to_file=append)
+        assert contents(tmp_path) == before
 
     def fsync(number):
         calls.append(number)
@@ -244,33 +201,6 @@ def test_a_changed_byte_is_found_before_anything_is_read(tmp_path, ending):
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("with_meta", [True, False])
-@pytest.mark.parametrize(
-    ("ending", "num_bytes", "text"),
-    [
-        ("keys", 12, r"-keys' does not hold whole keys of int64: it has 12 bytes"),
-        ("values", 13, r"-values' does not hold whole rows of 2 elements of float32"),
-        ("keys", 8, r"1 keys of int64 but 2 rows"),
-        ("values", 8, r"2 keys of int64 but 1 rows"),
-    ],
-)
-def test_a_file_that_was_cut_is_refused(tmp_path, with_meta, ending, num_bytes, text):
-    write(tmp_path, [1, 2])
-    os.truncate(tmp_path / f"{BASE}-{ending}", num_bytes)
-    if not with_meta:
-        (tmp_path / f"{BASE}-meta.json").unlink()
-    with pytest.raises(ValueError, match=text):
-        read(tmp_path)
-
-
-def test_files_that_were_both_cut_are_refused(tmp_path):
-    write(tmp_path, [1, 2])
-    os.truncate(tmp_path / f"{BASE}-keys", 8)
-    os.truncate(tmp_path / f"{BASE}-values", 8)
-    with pytest.raises(ValueError, match="1 keys where its -meta.json says 2"):
-        read(tmp_path)
-
-
 def test_a_file_cut_after_the_check_is_refused(tmp_path):
     write(tmp_path, [1, 2])
     (shard,) = opened(tmp_path)
@@ -279,19 +209,61 @@ def test_a_file_cut_after_the_check_is_refused(tmp_path):
         list(shard.pieces())
 
 
+@pytest.mark.parametrize("with_meta", [True, False])
 @pytest.mark.parametrize(
-    ("layout", "text"),
+    ("cuts", "text"),
     [
-        (LAYOUT._replace(key_dtype="int32"), "key_dtype is 'int64'. Expected key_dtype='int32'"),
-        (LAYOUT._replace(value_dtype="int32"), "value_dtype is 'float32'"),
-        (LAYOUT._replace(dim=1), "dim is 2. Expected dim=1"),
-        (LAYOUT._replace(name="user_emb"), "name is 'user/emb'. Expected name='user_emb'"),
+        ({"keys": 12}, r"-keys' does not hold whole keys of int64: it has 12 bytes"),
+        ({"values": 13}, r"-values' does not hold whole rows of 2 elements of float32"),
+        ({"keys": 8}, "1 keys of int64 but 2 rows"),
+        ({"values": 8}, "2 keys of int64 but 1 rows"),
+        ({"keys": 8, "values": 8}, "1 keys where its -meta.json says 2"),
     ],
 )
-def test_files_of_another_form_are_refused(tmp_path, layout, text):
+def test_a_file_that_was_cut_is_refused(tmp_path, with_meta, cuts, text):
     write(tmp_path, [1, 2])
+    for ending, num_bytes in cuts.items():
+        os.truncate(tmp_path / f"{BASE}-{ending}", num_bytes)
+    if not with_meta:
+        (tmp_path / f"{BASE}-meta.json").unlink()
+    if not with_meta and len(cuts) == 2:
+        return np.testing.assert_array_equal(read(tmp_path)[0], [1])
     with pytest.raises(ValueError, match=text):
-        read(tmp_path, layout)
+        read(tmp_path)
+
+
+def test_files_of_another_form_are_refused(tmp_path):
+    write(tmp_path / "new" / "folder", [1, 2], append_to_file=True)
+    for change, text in (
+        ({"key_dtype": "int32"}, "key_dtype is 'int64'. Expected key_dtype='int32'"),
+        ({"value_dtype": "int32"}, "value_dtype is 'float32'"),
+        ({"dim": 1}, "dim is 2. Expected dim=1"),
+        ({"name": "user_emb"}, "name is 'user/emb'. Expected name='user_emb'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            read(tmp_path / "new" / "folder", LAYOUT._replace(**change))
+    with pytest.raises(ValueError, match=r"dim is 2\. Expected dim=3"):
+        write(tmp_path / "new" / "folder", [3], LAYOUT._replace(dim=3), append_to_file=True)
+    write(tmp_path / "new" / "folder", [3])  # over it
+    np.testing.assert_array_equal(read(tmp_path / "new" / "folder")[0], [3])
+    for form, text in (
+        (("string", "float32", 2), "hold keys of int64, int32, .*Received: 'string'"),
+        (("int64", "string", 2), "hold values of float32, .*Received: 'string'"),
+        (("int64", "float32", 0), "at least one element"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            make_layout("v", *form)
+
+
+def test_a_third_file_of_another_format_is_refused(tmp_path):
+    write(tmp_path, [1])
+    path = tmp_path / f"{BASE}-meta.json"
+    later = json.dumps({**json.loads(path.read_text()), "version": 2})
+    other = '{"format": "sok_lite keys and values", "version": 2}'
+    for text in ("{", "[]", "{}", other, later, "[" * 100_000, " " * (2 << 20)):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"-meta.json'? is (corrupt|of another format)"):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("append", [False, True])
@@ -303,48 +275,12 @@ def test_files_of_another_variable_are_not_written_over(tmp_path, append):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("{", "[]", "{}", '{"format": "sok_lite keys and values", "version": 2}'),
-        "[" * 100_000,
-        " " * (2 << 20),
-    ],
-)
-def test_a_third_file_of_another_format_is_refused(tmp_path, text):
-    write(tmp_path, [1])
-    (tmp_path / f"{BASE}-meta.json").write_text(text)
-    with pytest.raises(ValueError, match=r"-meta.json'? is (corrupt|of another format)"):
-        read(tmp_path)
-
-
-def test_a_third_file_of_a_later_version_is_refused(tmp_path):
-    write(tmp_path, [1])
-    path = tmp_path / f"{BASE}-meta.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
-    with pytest.raises(ValueError, match="of another format"):
-        read(tmp_path)
-
-
 @pytest.mark.parametrize("ending", ["keys", "values"])
 def test_a_missing_file_is_named(tmp_path, ending):
     write(tmp_path, [1])
     (tmp_path / f"{BASE}-{ending}").unlink()
     with pytest.raises(FileNotFoundError, match=f"{BASE}-{ending}"):
         read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("key_dtype", "value_dtype", "dim", "text"),
-    [
-        ("string", "float32", 2, "hold keys of int64, int32, .*Received: 'string'"),
-        ("int64", "string", 2, "hold values of float32, .*Received: 'string'"),
-        ("int64", "float32", 0, "at least one element"),
-    ],
-)
-def test_what_files_cannot_hold_is_refused(key_dtype, value_dtype, dim, text):
-    with pytest.raises(ValueError, match=text):
-        make_layout("v", key_dtype, value_dtype, dim)
 
 
 @pytest.mark.parametrize(
@@ -394,29 +330,18 @@ def test_of_several_groups_one_must_be_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "missing"),
+    ("names", "error", "text"),
     [
-        (["v_mht_1of1_rank1_size2"], "lacks 1 of the 2 .*v_mht_1of1_rank0_size2-keys"),
-        (["v_mht_1of2_rank0_size1"], "lacks 1 of the 2 .*v_mht_2of2_rank0_size1-keys"),
+        (["1of1_rank1_size2"], FileNotFoundError, "lacks 1 of the 2 .*v_mht_1of1_rank0_size2-keys"),
+        (["1of2_rank0_size1"], FileNotFoundError, "lacks 1 of the 2 .*v_mht_2of2_rank0_size1-keys"),
+        (["1of1_rank0_size1", "1of2_rank0_size1"], ValueError, "rank 0 of 1 from two saves"),
+        (["1of1_rank0_size1", "1of1_rank1_size1"], ValueError, "of no shard that there can be"),
+        (["1of1_rank0_size1", "2of1_rank0_size1"], ValueError, "of no shard that there can be"),
     ],
 )
-def test_a_shard_that_is_missing_is_named(tmp_path, names, missing):
-    touch(tmp_path, *names)
-    with pytest.raises(FileNotFoundError, match=missing):
-        find_shards(str(tmp_path), "v")
-
-
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (["v_mht_1of1_rank0_size1", "v_mht_1of2_rank0_size1"], "rank 0 of 1 from two saves"),
-        (["v_mht_1of1_rank0_size1", "v_mht_1of1_rank1_size1"], "of no shard that there can be"),
-        (["v_mht_1of1_rank0_size1", "v_mht_2of1_rank0_size1"], "of no shard that there can be"),
-    ],
-)
-def test_files_that_cannot_be_of_one_save_are_refused(tmp_path, names, text):
-    touch(tmp_path, *names)
-    with pytest.raises(ValueError, match=text):
+def test_files_that_are_not_those_of_one_save_are_named(tmp_path, names, error, text):
+    touch(tmp_path, *(f"v_mht_{name}" for name in names))
+    with pytest.raises(error, match=text):
         find_shards(str(tmp_path), "v")
 
 
@@ -436,34 +361,7 @@ def test_named_files_are_read_in_the_order_they_are_named(tmp_path):
         read(tmp_path, file_name_list=["one", "three"])
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_an_interrupt_is_told_as_it_is_and_leaves_a_file_as_before_or_as_after(tmp_path, is_new):
-    path, added = tmp_path / "f", np.arange(4, dtype=np.uint8)
-    after = bytes(added) if is_new else b"old" + bytes(added)
-
-    def write_file():
-        with AtomicFile(str(path), None if is_new else zlib.crc32(b"old")) as made:
-            made.write(added)
-            made.sync()
-            made.commit()
-
-    for at in itertools.count(1):
-        path.write_bytes(b"old")
-        try:
-            Tripwire(at).run(write_file)
-        except Interrupt:
-            assert path.read_bytes() in (b"old", after)
-        else:
-            break
-    assert at > 15 and path.read_bytes() == after
-
-
 @pytest.mark.parametrize("place", [(0, 1, 0, 1), (2, 1, 0, 1), (1, 1, 1, 1), (1, 1, -1, 1)])
 def test_a_shard_that_cannot_be_has_no_name(place):
     with pytest.raises(ValueError, match="an index from 1 to num_shards"):
         ShardPlace(*place).base("v")
-
-
-def test_a_layout_tells_the_types_of_the_files():
-    layout = Layout("v", "int32", "bfloat16", 4)
-    assert (layout.key_storage, layout.value_storage) == (np.int32, np.uint16)

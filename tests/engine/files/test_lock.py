@@ -90,19 +90,17 @@ def test_a_second_process_is_refused_and_changes_nothing(other, tmp_path):
         with pytest.raises(BlockingIOError, match=text):
             write()
     shutil.rmtree(tmp_path / "source")
+
+    def program(comm):  # all ranks alike
+        with pytest.raises(OSError, match=rf"Rank 0: .* \(pid {other.pid} on host"):
+            dump(folder, [table_of([8 + comm.rank])], comm)
+
+    run_ranks(2, program)
     assert files_in(folder) == [name[2:] for name in before if name.startswith("c/")]
     other.communicate("go on\n")
     assert other.returncode == 0 and keys_in(folder) == [1, 2, 3]
     dump(folder, [table_of([8])], ONE)
     assert keys_in(folder) == [8] and len(list(folder.iterdir())) == 2
-
-
-def test_all_ranks_are_refused_alike(other, tmp_path):
-    def program(comm):
-        with pytest.raises(OSError, match=rf"Rank 0: .* \(pid {other.pid} on host"):
-            dump(tmp_path / "c", [table_of([8 + comm.rank])], comm)
-
-    run_ranks(2, program)
 
 
 def test_what_a_killed_process_has_left_is_taken_over(other, tmp_path):

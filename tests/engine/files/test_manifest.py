@@ -45,74 +45,33 @@ def test_names_keep_apart():
 
 
 def test_a_manifest_has_exactly_this_text():
-    text = manifest.as_text(WHOLE)
-    expected = """{
- "format": "sok_lite checkpoint",
- "version": 1,
- "library": "%s",
- "ranks": 1,
- "extra": {
-  "step": 7
- },
- "tables": [
-  {
-   "name": "a",
-   "var_type": "hbm",
-   "dim": 4,
-   "dtype": "float32",
-   "key_type": "int64",
-   "owner": "key mod ranks",
-   "options": {
-    "seed": 0
-   },
-   "shards": [
-    {
-     "file": "data-0123456789abcdef/a-00000-of-00001.safetensors",
-     "rows": 2,
-     "sighted": 1,
-     "scores": true,
-     "slots": false,
-     "states": [
-      {
-       "tensor": "states.0.m",
-       "name": "m",
-       "dim": 4,
-       "initial": 0.5,
-       "group": 1
-      }
-     ],
-     "facts": {
-      "num_lookups": 3,
-      "spans": {
-       "numbers": [
-        1
-       ],
-       "times": [
-        2.0
-       ],
-       "ends": [
-        2.5
-       ]
-      }
-     },
-     "written": {
-      "num_bytes": 9,
-      "chunk_bytes": 4,
-      "crcs": [
-       1,
-       2,
-       3
-      ]
-     }
+    state = {"tensor": "states.0.m", "name": "m", "dim": 4, "initial": 0.5, "group": 1}
+    spans = {"numbers": [1], "times": [2.0], "ends": [2.5]}
+    shard = {
+        "file": "data-0123456789abcdef/a-00000-of-00001.safetensors",
+        "rows": 2,
+        "sighted": 1,
+        "scores": True,
+        "slots": False,
+        "states": [state],
+        "facts": {"num_lookups": 3, "spans": spans},
+        "written": {"num_bytes": 9, "chunk_bytes": 4, "crcs": [1, 2, 3]},
     }
-   ]
-  }
- ],
- "sha256": "%s"
-}
-"""
-    digest = hashlib.sha256((expected % (__version__, "0" * 64)).encode()).hexdigest()
-    assert text == expected % (__version__, digest)
+    table = {
+        "name": "a",
+        "var_type": "hbm",
+        "dim": 4,
+        "dtype": "float32",
+        "key_type": "int64",
+        "owner": "key mod ranks",
+        "options": {"seed": 0},
+        "shards": [shard],
+    }
+    whole = {"format": "sok_lite checkpoint", "version": 1, "library": __version__, "ranks": 1}
+    whole |= {"extra": {"step": 7}, "tables": [table], "sha256": "0" * 64}
+    text = json.dumps(whole, indent=1) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert manifest.as_text(WHOLE) == text.replace("0" * 64, digest)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -126,73 +85,50 @@ def made_whole(folder):
     manifest.publish(str(folder), manifest.as_text(WHOLE))
 
 
-def keras_file(path):
-    (path / "m.keras").write_bytes(b"")
-    return path / "m.keras"
-
-
-def other_file(path):
-    (path / "rows.npz").write_bytes(b"")
-    return path / "rows.npz"
-
-
-def of_tensorflow(path):
-    (path / "ckpt-1.index").write_bytes(b"")
-    return path / "ckpt-1"
-
-
 def unfinished(path):
     (path / "step-0000000009" / "data-0123456789abcdef").mkdir(parents=True)
     return path / "step-0000000009"
 
 
-def unfinished_beside_others(path):
-    for number in (3, 20, 100):
-        made_whole(path / f"step-{number:010d}")
-    (path / "step-0000000100" / manifest.NAME).unlink()
-    return unfinished(path)
-
-
-def only_unfinished(path):
-    return unfinished(path).parent
-
-
-def of_several(path):
-    for name in ("monday", "tuesday"):
-        made_whole(path / name)
-    os.utime(path / "monday" / manifest.NAME, (9e9, 9e9))
-    return path
-
-
-NO_CHECKPOINT = {
-    "nothing": (lambda path: path / "none", "There is no folder {path}. Give the"),
-    "an empty folder": (lambda path: path, "{path} has no manifest.json: no dump into it was ever"),
-    "a file of Keras": (
-        keras_file,
-        "{path} is a file.* model.load_weights read files of Keras; .*`sok-lite convert {path} FO",
-    ),
-    "another file": (other_file, "{path} is a file.* other formats `sok-lite convert {path} FOLD"),
-    "of TensorFlow": (of_tensorflow, "{path} has no manifest.json: .*by tf.train.Checkpoint"),
-    "unfinished": (unfinished, "{path} has no .*: it is unfinished, .*Dump into it once"),
-    "unfinished beside others": (
-        unfinished_beside_others,
-        "{path} has no .*: it is unfinished, .*whole one is .*/step-0000000020\\.$",
-    ),
-    "a folder of unfinished saves": (
-        only_unfinished,
-        "{path} has no whole save: step-0000000009 is unfinished, .* Train on",
-    ),
-    "a folder of checkpoints": (
-        of_several,
-        "{path} has checkpoints in it: .* such as {path}/monday",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NO_CHECKPOINT)
-def test_what_is_no_checkpoint_is_called_what_it_is(tmp_path, case):
-    make, text = NO_CHECKPOINT[case]
-    path = make(tmp_path)
+@pytest.mark.parametrize(
+    ("files", "name", "text"),
+    [
+        ((), "none", "There is no folder {path}. Give the"),
+        ((), "", "{path} has no manifest.json: no dump into it was ever"),
+        (
+            ["m.keras"],
+            "m.keras",
+            "{path} is a file.* model.load_weights read .*`sok-lite convert",
+        ),
+        (
+            ["rows.npz"],
+            "rows.npz",
+            "{path} is a file.* formats `sok-lite convert {path} FOLD",
+        ),
+        (["ckpt-1.index"], "ckpt-1", "{path} has no manifest.json: .*by tf.train.Checkpoint"),
+        ((), "step-0000000009", "{path} has no .*: it is unfinished, .*Dump into it once"),
+        (
+            ["step-0000000003/manifest.json", "step-0000000020/manifest.json"],
+            *("step-0000000009", "{path} has no .*: it is unfinished, .*is .*/step-0000000020\\.$"),
+        ),
+        ((), "of steps", "{path} has no whole save: step-0000000009 is unfinished, .* Train on"),
+        (
+            ["monday/manifest.json", "tuesday/manifest.json"],
+            *("", "{path} has checkpoints in it: .* such as {path}/monday"),
+        ),
+    ],
+)
+def test_what_is_no_checkpoint_is_called_what_it_is(tmp_path, files, name, text):
+    for file in files:
+        if file.endswith(manifest.NAME):
+            made_whole((tmp_path / file).parent)
+        else:
+            (tmp_path / file).write_bytes(b"")
+    if files and files[0].startswith("monday"):
+        os.utime(tmp_path / files[0], (9e9, 9e9))
+    if "unfinished" in text:
+        unfinished(tmp_path / name if name == "of steps" else tmp_path)
+    path = tmp_path / name
     with pytest.raises(FileNotFoundError, match=text.format(path=path)):
         manifest.read(path)
 
@@ -247,17 +183,13 @@ def test_a_name_like_a_checksum_is_read():
     assert manifest.from_text(manifest.as_text(whole).encode(), "m") == whole
 
 
-def test_every_flipped_bit_is_noticed():
+def test_every_flipped_bit_and_every_cut_is_noticed():
     data = manifest.as_text(WHOLE).encode()
     for i in range(8 * len(data)):
         bad = bytearray(data)
         bad[i // 8] ^= 1 << i % 8
         with pytest.raises(ValueError, match="path/m"):
             manifest.from_text(bytes(bad), "path/m")
-
-
-def test_every_cut_is_noticed():
-    data = manifest.as_text(WHOLE).encode()
     for i in range(len(data)):
         with pytest.raises(ValueError, match="corrupt"):
             manifest.from_text(data[:i], "m")

@@ -1,10 +1,8 @@
 """Lookups in the files of a checkpoint, against a dict of what was written."""
 
-import gc
 import os
 import threading
 import tracemalloc
-import warnings
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +13,7 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
-from sok_lite.engine.owner import HASH, MOD, AlsoLocal, OneRank
+from sok_lite.engine.owner import MOD, AlsoLocal
 from tests.support.filled_tables import rows_of, some_keys
 from tests.support.helpers import new_table, run_threads
 from tests.support.own_process import run_program
@@ -37,53 +35,40 @@ def as_given(rows, dtype):
     return rows
 
 
-@pytest.mark.parametrize("check_rows", [False, True])
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int8"])
-def test_every_row_is_found(tmp_path, dtype, key_type, ranks, check_rows):
+def test_every_row_is_found(tmp_path, ranks):
     n, dim = 101, 5
-    keys, rows = some_keys(n, key_type), rows_of(n, dim, dtype)
+    for dtype, key_type, chunk_bytes in (  # chunks that end within rows, and rows longer than one
+        *(("float32", "int64", 7), ("float16", "int32", 64), ("bfloat16", "uint64", 7)),
+        *(("float64", "int64", 64), ("int32", "uint64", 64), ("int8", "int32", 7)),
+    ):
+        keys, rows = some_keys(n, key_type), rows_of(n, dim, dtype)
 
-    def write(comm):
-        table = new_table(CPU, dim, name="t", dtype=dtype, key_type=key_type)
-        engine_keys = table.key_dtype.to_int64(np, keys)
-        mine = table.owner.owners(engine_keys, comm.size) == comm.rank
-        table.insert_or_assign(keys[mine], rows[mine])
-        # Chunks that end within rows, and rows longer than a chunk.
-        dump(tmp_path, [table], comm, chunk_bytes=7 if check_rows else 64)
+        def write(comm, key_type=key_type, dtype=dtype, keys=keys, rows=rows, size=chunk_bytes):
+            table = new_table(CPU, dim, name="t", dtype=dtype, key_type=key_type)
+            engine_keys = table.key_dtype.to_int64(np, keys)
+            mine = table.owner.owners(engine_keys, comm.size) == comm.rank
+            table.insert_or_assign(keys[mine], rows[mine])
+            dump(tmp_path, [table], comm, chunk_bytes=size)
 
-    run_ranks(ranks, write)
-    table = open_readonly(tmp_path, check_rows=check_rows)["t"]
-    assert (len(table), table.dim, table.key_type) == (n, dim, key_type)
-    expected = as_given(rows, dtype)
-    assert table.dtype == expected.dtype
-    np.testing.assert_array_equal(table.lookup(keys), expected)
-    assert sorted(table.keys().tolist()) == sorted(keys.tolist())
-    others = np.setdiff1d(some_keys(40, key_type, seed=9), keys)
-    asked = np.concatenate([keys[::3], others, keys[::7]]).reshape(-1, 1)
-    found, is_there = table.find(asked, default=3)
-    assert (found.dtype, found.shape) == (expected.dtype, (*asked.shape, dim))
-    by_key = dict(zip(keys.tolist(), expected, strict=True))
-    missing = np.full(dim, 3, expected.dtype)
-    for key, row, known in zip(asked[:, 0].tolist(), found[:, 0], is_there[:, 0], strict=True):
-        assert known == (key in by_key) == (key in table) == (np.array(key) in table)
-        np.testing.assert_array_equal(row, by_key.get(key, missing))
-    np.testing.assert_array_equal(table.contains(asked), is_there)
-
-
-@pytest.mark.parametrize("owner", [HASH, OneRank(1)], ids=["hash", "one rank"])
-def test_ranks_may_own_keys_by_any_rule(tmp_path, owner):
-    keys, rows = some_keys(50), rows_of(50, 3)
-
-    def write(comm):
-        table = new_table(CPU, 3, name="t", owner=owner)
-        mine = owner.owners(keys, comm.size) == comm.rank
-        table.insert_or_assign(keys[mine], rows[mine])
-        dump(tmp_path, [table], comm)
-
-    run_ranks(2, write)
-    np.testing.assert_array_equal(open_readonly(tmp_path)["t"].lookup(keys), rows)
+        run_ranks(ranks, write)
+        expected = as_given(rows, dtype)
+        by_key = dict(zip(keys.tolist(), expected, strict=True))
+        others = np.setdiff1d(some_keys(40, key_type, seed=9), keys)
+        asked = np.concatenate([keys[::3], others, keys[::7]]).reshape(-1, 1)
+        for check_rows in (False, True):
+            table = open_readonly(tmp_path, check_rows=check_rows)["t"]
+            facts = (len(table), table.dim, table.key_type, table.dtype)
+            assert facts == (n, dim, key_type, expected.dtype)
+            np.testing.assert_array_equal(table.lookup(keys), expected)
+            assert sorted(table.keys().tolist()) == sorted(keys.tolist())
+            found, is_there = table.find(asked, default=3)
+            assert (found.dtype, found.shape) == (expected.dtype, (*asked.shape, dim))
+            missing = np.full(dim, 3, expected.dtype)
+            for key, row, is_known in zip(asked[:, 0].tolist(), found[:, 0], is_there, strict=True):
+                assert is_known == (key in by_key) == (key in table) == (np.array(key) in table)
+                np.testing.assert_array_equal(row, by_key.get(key, missing))
+            np.testing.assert_array_equal(table.contains(asked), is_there)
 
 
 def test_a_key_of_several_ranks_has_the_row_of_the_lowest(tmp_path, caplog):
@@ -129,61 +114,41 @@ def test_what_is_asked_may_have_any_shape(tmp_path):
     assert table.lookup([1]).tolist() == [[2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("ask", "error", "message"),
-    [
-        (lambda table: table.lookup([1.5]), TypeError, "must be integers that fit int32"),
-        (lambda table: table.lookup([2**40]), ValueError, "1099511627776"),
-        (lambda table: table.lookup([1], default=[1, 2, 3]), ValueError, "a number or a row of 2"),
-        (lambda table: table.lookup([1], default="0"), ValueError, "a number or a row of 2"),
-        (lambda table: table.lookup(["a"]), TypeError, r"texts\. Turn .*sok_lite.hash_strings"),
-        (lambda table: table.lookup("a"), TypeError, r"texts\. Turn .*sok_lite.hash_strings"),
-        (lambda table: table.find([b"a"]), TypeError, r"texts\. Turn .*sok_lite.hash_strings"),
-        (
-            lambda table: table.contains(np.array(["a"], object)),
-            TypeError,
-            r"texts\. Turn .*sok_lite.hash_strings",
-        ),
-        (lambda table: "1" in table, TypeError, "one key, an integer. Received: '1'.*hash_strings"),
-        (lambda table: [1] in table, TypeError, "one key, an integer"),
-    ],
-)
-def test_what_does_not_fit_is_refused(tmp_path, ask, error, message):
+def test_what_does_not_fit_is_refused(tmp_path):
     dump(tmp_path, [table_of([1], np.ones((1, 2), "f4"), key_type="int32")], ONE)
-    table = open_readonly(tmp_path)["t"]
-    with pytest.raises(error, match=message):
-        ask(table)
+    table, texts = open_readonly(tmp_path)["t"], r"texts\. Turn .*sok_lite.hash_strings"
+    for ask, error, message in (
+        (lambda: table.lookup([1.5]), TypeError, "must be integers that fit int32"),
+        (lambda: table.lookup([2**40]), ValueError, "1099511627776"),
+        (lambda: table.lookup([1], default=[1, 2, 3]), ValueError, "a number or a row of 2"),
+        (lambda: table.lookup([1], default="0"), ValueError, "a number or a row of 2"),
+        (lambda: table.lookup(["a"]), TypeError, texts),
+        (lambda: table.lookup("a"), TypeError, texts),
+        (lambda: table.find([b"a"]), TypeError, texts),
+        (lambda: table.contains(np.array(["a"], object)), TypeError, texts),
+        (lambda: "1" in table, TypeError, "one key, an integer. Received: '1'.*hash_strings"),
+        (lambda: [1] in table, TypeError, "one key, an integer"),
+    ):
+        with pytest.raises(error, match=message):
+            ask()
     assert 2**40 not in table and 1 in table
 
 
-@pytest.mark.parametrize(
-    ("dtype", "default", "fits"),
-    [
-        *(
-            ("int8", -128, True),
-            ("int8", 300, False),
-            ("int8", 0.5, False),
-            ("int8", [1, 128], False),
-        ),
-        *(("float16", 65504, True), ("float16", 70000.0, False), ("float16", -np.inf, True)),
-        *(("bfloat16", 3.4e38, True), ("float32", 1e39, False), ("float64", 1e39, True)),
-    ],
-)
-def test_a_default_has_to_fit_the_rows(tmp_path, dtype, default, fits):
-    stored = np.ones((1, 2), "uint16" if dtype == "bfloat16" else dtype)
-    dump(tmp_path, [table_of([1], stored, dtype=dtype)], ONE)
-    table = open_readonly(tmp_path)["t"]
-    if fits:
-        expected = np.full((1, 2), default).astype(table.dtype)
-        np.testing.assert_array_equal(table.lookup([7], default=default), expected)
-    else:
-        with pytest.raises(ValueError, match=f"`default` must fit {dtype}, as the rows"):
-            table.lookup([7], default=default)
-
-
-def test_no_checkpoint_is_told(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no manifest.json: no dump into it"):
-        open_readonly(tmp_path)
+def test_a_default_has_to_fit_the_rows(tmp_path):
+    for dtype, fitting, others in (
+        ("int8", [-128], [300, 0.5, [1, 128]]),
+        ("float16", [65504, -np.inf], [70000.0]),
+        *(("bfloat16", [3.4e38], []), ("float32", [], [1e39]), ("float64", [1e39], [])),
+    ):
+        stored = np.ones((1, 2), "uint16" if dtype == "bfloat16" else dtype)
+        dump(tmp_path, [table_of([1], stored, dtype=dtype)], ONE)
+        table = open_readonly(tmp_path)["t"]
+        for default in fitting:
+            expected = np.full((1, 2), default).astype(table.dtype)
+            np.testing.assert_array_equal(table.lookup([7], default=default), expected)
+        for default in others:
+            with pytest.raises(ValueError, match=f"`default` must fit {dtype}, as the rows"):
+                table.lookup([7], default=default)
 
 
 def test_of_saves_by_steps_the_newest_is_opened(tmp_path):
@@ -322,17 +287,3 @@ print(tables["t"].lookup([2, 9], default=-1).tolist(), sorted(
 def test_it_needs_no_tensorflow(tmp_path):
     dump(tmp_path, [table_of([2], np.array([[5, 6]], "f4"))], ONE)
     assert run_program(WITHOUT_TENSORFLOW, tmp_path) == "[[5.0, 6.0], [-1.0, -1.0]] []\n"
-
-
-def test_no_file_stays_open(tmp_path):
-    dump(tmp_path, [table_of(np.arange(9), np.ones((9, 2), np.float32))], ONE)
-    gc.collect()  # of other tests
-    before = len(os.listdir("/proc/self/fd"))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        tables = open_readonly(tmp_path)
-        assert tables["t"].lookup([3]).tolist() == [[1, 1]]
-        assert len(os.listdir("/proc/self/fd")) == before
-        del tables
-        gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before and not said

@@ -72,32 +72,11 @@ def assert_finds(table, keys, rows):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize(
-    ("key_type", "dtype"), [("int64", "float32"), ("uint64", "bfloat16"), ("int32", "int8")]
-)
-@pytest.mark.parametrize("check_rows", [False, True])
-def test_the_newest_row_of_every_key_is_found(tmp_path, key_type, dtype, ranks, check_rows):
-    keys, rows = in_parts(tmp_path, ranks, key_type, dtype)
-    assert_finds(open_readonly(tmp_path, check_rows=check_rows)["t"], keys, rows)
-
-
 def test_increments_that_are_removed_stay_open(tmp_path):
     keys, rows = in_parts(tmp_path, ranks=2)
     table = open_readonly(tmp_path, check_rows=True)["t"]
     shutil.rmtree(tmp_path)
     assert_finds(table, keys, rows)
-
-
-def test_a_checkpoint_that_is_continued_stays_as_it_was(tmp_path):
-    table = new_table(CPU, 2, name="t")
-    table.insert_or_assign([1, 2], np.ones((2, 2), np.float32))
-    dump(tmp_path, [table], ONE, incremental=True)
-    before = open_readonly(tmp_path)["t"]
-    table.insert_or_assign([2, 3], np.full((2, 2), 2, np.float32))
-    dump(tmp_path, [table], ONE, incremental=True)
-    assert before.lookup([1, 2, 3])[:, 0].tolist() == [1, 1, 0]
-    assert open_readonly(tmp_path)["t"].lookup([1, 2, 3])[:, 0].tolist() == [1, 2, 2]
 
 
 def test_a_corrupt_file_of_any_age_is_told(tmp_path):

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from sok_lite.engine.owner import MOD, AlsoLocal
 from tests.engine.files.test_readonly import as_given, flip
 from tests.engine.files.test_readonly_increments import assert_finds
 from tests.support.filled_tables import rows_of, some_keys
-from tests.support.helpers import new_table, run_threads
+from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()
 CPU = get_backend("cpu")
@@ -36,6 +35,7 @@ def index_of(tables, name="t"):
     return tables._checkpoint.snapshot.tables[name].index
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("logs", [True, False], ids=["removals are named", "not named"])
 @pytest.mark.parametrize(
@@ -197,46 +197,6 @@ def test_what_cannot_be_opened_leaves_what_is_open(tmp_path):
     assert tables["t"].lookup(1).tolist() == [1, 1]
     write(value=3.0)
     assert tables.refresh() and tables["t"].lookup(1).tolist() == [3, 3]
-
-
-def test_a_lookup_sees_one_content_while_others_refresh(tmp_path):
-    """All keys have the number of the dump, and half of them are there in every other one."""
-    keys, num_dumps = np.arange(200), 60
-    table = new_table(CPU, DIM, name="t")
-    table.log_removals()
-    ended = threading.Event()
-
-    def write(number):
-        table.lookup([])
-        table.insert_or_assign(keys, np.full((200, DIM), number, "f4"))
-        if number % 2:
-            table.erase(keys[100:])
-        dump(tmp_path, [table], ONE, incremental=number % 25 != 0)
-
-    write(0)
-    tables = open_readonly(tmp_path)
-    tables["t"].prepare()
-
-    def work(thread):
-        if thread == 0:
-            for number in range(1, num_dumps):
-                write(number)
-                assert tables.refresh()
-            ended.set()
-            return
-        newest, is_last = 0, False
-        while not is_last:
-            is_last = ended.is_set()
-            rows, is_there = tables["t"].find(keys, default=-1)
-            number = int(rows[0, 0])
-            assert newest <= number
-            newest = number
-            assert (rows[:100] == number).all() and is_there[:100].all()
-            assert (rows[100:] == (-1 if number % 2 else number)).all()
-            assert (is_there[100:] == (number % 2 == 0)).all()
-        assert newest == num_dumps - 1
-
-    run_threads(work, 3)
 
 
 def test_what_is_looked_up_in_keeps_the_large_index_as_it_was(tmp_path):

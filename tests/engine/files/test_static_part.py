@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
@@ -14,10 +15,17 @@ from tests.support.helpers import new_table
 from tests.support.static_parts import DIM, Rows, assert_equal, everything, part_of
 
 ONE = SingleCommunicator()
+CPU = get_backend("cpu")
 
 
-@pytest.mark.parametrize("owners", [(MOD, MOD), (MOD, OneRank(0)), (OneRank(0), MOD)])
-@pytest.mark.parametrize("ranks", [(1, 1), (2, 2), (3, 2), (1, 3)])
+@pytest.mark.parametrize(
+    ("ranks", "owners"),
+    [
+        *(((1, 1), (MOD, MOD)), ((2, 2), (MOD, MOD)), ((2, 2), (MOD, OneRank(0)))),
+        *(((3, 2), (OneRank(0), MOD)), ((3, 2), (MOD, MOD)), ((1, 3), (MOD, OneRank(0)))),
+    ],
+    ids=str,
+)
 def test_rows_and_states_come_back(backend, tmp_path, owners, ranks):
     whole, other = everything(11), everything(11, seed=1)
     keys, mode = np.arange(-5, 6), "merge" if ranks == (3, 2) else "replace"
@@ -46,14 +54,14 @@ def test_rows_and_states_come_back(backend, tmp_path, owners, ranks):
     run_ranks(ranks[1], read)
 
 
-def test_states_are_left_out_where_nobody_asks(backend, tmp_path):
+def test_states_are_left_out_where_nobody_asks(tmp_path, backend=CPU):
     dump(tmp_path, [part_of(backend, ONE, everything(4))], ONE)
     part = part_of(backend, ONE, everything(4, ()))
     load(tmp_path, [part], ONE)
     assert_equal(part, part_of(backend, ONE, {"value": everything(4)["value"]}))
 
 
-def test_what_does_not_fit_is_one_error(backend, tmp_path):
+def test_what_does_not_fit_is_one_error(tmp_path, backend=CPU):
     dump(tmp_path, [part_of(backend, ONE, everything(4))], ONE)
     fitting = part_of(backend, ONE, everything(4, seed=1))
     before = {name: rows.copy() for name, rows in fitting.columns.items()}
@@ -118,7 +126,7 @@ def test_a_dynamic_table_takes_static_rows_and_gives_them(backend, tmp_path, ran
     run_ranks(ranks[0], give_back)
 
 
-def test_rows_of_another_dtype_are_cast_when_asked(backend, tmp_path):
+def test_rows_of_another_dtype_are_cast_when_asked(tmp_path, backend=CPU):
     bits = np.random.default_rng(0).integers(0, 0x7F80, (5, DIM), np.uint16)
     table = StaticTable(backend, 5, DIM, dtype="bfloat16", name="s")
     dump(tmp_path, [Rows(table, {"value": bits})], ONE)
