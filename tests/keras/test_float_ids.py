@@ -219,6 +219,8 @@ def test_models_without_tables_are_left_to_keras(keras):
     cast = keras.layers.Flatten()(keras.layers.Embedding(2, 1)(ids * 0))
     model = keras.Model(ids, cast)
     assert model.predict(IDS.astype(np.float64), verbose=0).shape == (4, 3)
+    ids = keras.Input([3], dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Rescaling(1.0)(ids)))
     with pytest.raises(Exception, match="(?i)cast|string|invalid|unsupported") as told:
         model.predict(tf.constant(TEXTS), verbose=0)
     assert "key_type" not in str(told.value)
