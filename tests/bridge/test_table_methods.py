@@ -269,9 +269,9 @@ def test_hbm_has_no_epoch():
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
 def test_a_table_that_shrinks_while_it_is_exported_says_so(kind):
     table = sok.DynamicVariable(2, var_type=kind, name="shrinking")
-    keys = np.arange(100_000)
+    keys = np.arange(10_000)
     sok.assign(table, keys, np.ones((len(keys), 2), np.float32))
     with pytest.raises(RuntimeError, match="has changed during export_chunks"):
-        for number, _ in enumerate(table.export_chunks(num_slots=50_000)):
+        for number, _ in enumerate(table.export_chunks(num_slots=5_000)):
             if number == 0:
                 table.erase(keys[1000:])

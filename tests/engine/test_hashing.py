@@ -83,19 +83,34 @@ def test_keys_that_are_chosen_against_another_seed_lie_as_any_others(chosen):
     assert rows_of(table, keys) == expected
 
 
-def test_keys_that_are_chosen_against_the_seed_get_another(chosen):
+@pytest.mark.parametrize("way", ["find_or_insert", "insert_or_assign", "update"])
+def test_keys_that_are_chosen_against_the_seed_get_another(chosen, way):
+    """Whatever inserts them. An index that shrinks keeps the seed that it took."""
     new, keys_with = chosen
-    table, other = new(), new()
-    keys = keys_with(SEED)
-    for part in (keys, np.arange(1, 101)):
-        table.find_or_insert(part)
-    keys = np.concatenate([keys, np.arange(1, 101)])
-    other.find_or_insert(-np.arange(len(keys)))
-    assert_has(table, keys)
+    table, other, keys = new(), new(), keys_with(SEED)
+    expected = [first_row(table.dim)(key).tolist() for key in keys.tolist()]
+    if way == "update":
+        apply_updates([update_of(table, SGD(), keys, np.zeros((len(keys), table.dim)))], 1.0, 1)
+    elif way == "insert_or_assign":
+        values = np.arange(len(keys) * table.dim, dtype=np.float32).reshape(-1, table.dim)
+        table.insert_or_assign(keys, table.backend.from_host(values))
+        expected = values.tolist()
+    else:
+        table.find_or_insert(keys)
+    assert rows_of(table, keys) == expected
+    table.find_or_insert(np.arange(1, 101))
+    other.find_or_insert(-np.arange(len(keys) + 100))
+    assert_has(table, np.concatenate([keys, np.arange(1, 101)]))
     assert table.capacity == other.capacity
     assert table.index.seed == NEXT
     assert table.index.probe_lengths()[1] < 40
-    assert rows_of(table, keys) == rows_of(other, keys)
+    many = np.arange(100_000, 110_000)
+    table.find_or_insert(many)
+    before = table.capacity
+    table.erase([*many, *range(1, 101)])
+    assert_has(table, keys)
+    assert table.capacity < before
+    assert table.index.seed == NEXT
 
 
 def test_keys_that_are_chosen_against_both_seeds_change_nothing(chosen):
@@ -112,22 +127,6 @@ def test_keys_that_are_chosen_against_both_seeds_change_nothing(chosen):
     more = np.arange(30, 60)
     table.find_or_insert(more)
     assert_has(table, np.concatenate([mine, more]))
-
-
-@pytest.mark.parametrize("way", ["insert_or_assign", "update"])
-def test_whatever_inserts_takes_another_seed(chosen, way):
-    new, keys_with = chosen
-    table, keys = new(), keys_with(SEED)
-    if way == "update":
-        apply_updates([update_of(table, SGD(), keys, np.zeros((len(keys), table.dim)))], 1.0, 1)
-        expected = [first_row(table.dim)(key).tolist() for key in keys.tolist()]
-    else:
-        expected = np.arange(len(keys) * table.dim, dtype=np.float32).reshape(-1, table.dim)
-        table.insert_or_assign(keys, table.backend.from_host(expected))
-        expected = expected.tolist()
-    assert_has(table, keys)
-    assert table.index.seed == NEXT
-    assert rows_of(table, keys) == expected
 
 
 @pytest.mark.parametrize("last", ["hbm", "hybrid"])
@@ -158,19 +157,6 @@ def test_keys_that_are_chosen_make_no_table_larger_than_so_many_slots_each(
         assert table.size == (number + 1) * len(keys)
         assert table.capacity <= 2 * slots_per_key * table.size
     audit(table)
-
-
-def test_an_index_that_shrinks_keeps_the_seed_that_it_took(chosen):
-    new, keys_with = chosen
-    table = new()
-    table.find_or_insert(keys_with(SEED))
-    many = np.arange(100_000, 110_000)
-    table.find_or_insert(many)
-    before = table.capacity
-    table.erase(many)
-    assert_has(table, keys_with(SEED))
-    assert table.capacity < before
-    assert table.index.seed == NEXT
 
 
 def test_a_hybrid_table_of_its_full_size_takes_another_seed_before_it_evicts(backend):

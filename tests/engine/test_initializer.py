@@ -1,12 +1,10 @@
 """Initial values: the same bits everywhere, the right distribution."""
 
-import math
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.initializer import Initializer, MatrixInitializer, RowInitializer
@@ -105,47 +103,6 @@ def test_tables_draw_by_name_and_seed_their_own_or_the_jobs(backend):
     for other in ({"name": "b", "seed": 1}, {"name": "a", "seed": 2}, {"name": "a"}):
         assert (rows != table_rows(backend, keys, "normal", **other)).mean() > 0.99
     assert (rows != table_rows(backend, keys, own, name="b")).mean() > 0.99
-
-
-def ks_distance(sample, cdf):
-    """The largest distance between a sample's distribution function and `cdf`."""
-    probabilities = np.sort(cdf(sample))
-    n = len(sample)
-    return max(
-        np.max(np.arange(1, n + 1) / n - probabilities), np.max(probabilities - np.arange(n) / n)
-    )
-
-
-def normal_cdf(x):
-    return 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
-@pytest.mark.parametrize("consecutive", [True, False])
-def test_distributions(consecutive):
-    n, dim, backend = 100_003, 3, get_backend("cpu")
-    keys = np.arange(n, dtype=np.int64) if consecutive else some_keys(n)
-    uniform = draw(backend, Initializer("uniform", -0.05, 0.05), keys, dim)
-    assert uniform.min() >= -0.05 and uniform.max() <= 0.05
-    normal = draw(backend, Initializer("normal", 1.0, 2.0), keys, dim)
-    truncated = draw(backend, Initializer("truncated_normal", 1.0, 2.0), keys, dim)
-    assert truncated.min() >= -3 and truncated.max() <= 5
-    low, high = normal_cdf(np.array([-2.0, 2.0]))
-    for values, cdf in [
-        (uniform, lambda x: (x + 0.05) / 0.1),
-        (normal, lambda x: normal_cdf((x - 1) / 2)),
-        (truncated, lambda x: (normal_cdf((x - 1) / 2) - low) / (high - low)),
-    ]:
-        for column in range(dim):
-            # A fair sample passes 1.95 / sqrt(n) once in a thousand times; the seed is fixed.
-            assert ks_distance(values[:, column].astype(np.float64), cdf) < 1.95 / np.sqrt(n)
-        # Columns of a key, and one column of neighbouring keys: 5 standard deviations.
-        between_columns = np.corrcoef(values, rowvar=False) - np.eye(dim)
-        assert np.abs(between_columns).max() < 5 / np.sqrt(n)
-        between_keys = np.corrcoef(values[:-1, 0], values[1:, 0])[0, 1]
-        assert abs(between_keys) < 5 / np.sqrt(n)
-    assert abs(normal.mean() - 1) < 5 * 2 / np.sqrt(n * dim)
-    assert abs(normal.std() - 2) < 5 * 2 / np.sqrt(2 * n * dim)
-    assert np.abs(normal - 1).max() > 2 * 4  # tails are there
 
 
 @pytest.mark.parametrize("n, dim", [(1, 3), (33, 1), (1000, 4)])

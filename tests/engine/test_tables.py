@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import cuda_unavailable, get_backend
@@ -80,6 +80,7 @@ class TableAgainstDict(RuleBasedStateMachine):
         modulus = 100 if is_integer else 1000
         self.watch = Watched(table, lambda key: np.full(dim, key % modulus, dtype))
         self.states, self.first_capacity = {}, table.capacity
+        self.numbers, self.row_version = {}, table.row_version
         self.has_lookup_scores = table.evict_strategy in (None, "kLru", "kEpochLru")
 
     def values(self, keys, dtype=None):
@@ -182,6 +183,10 @@ class TableAgainstDict(RuleBasedStateMachine):
         self.watch.check()
         table, rows = self.watch.table, self.watch.oracle.rows
         audit_insides(table)
+        numbers = {key: place.row for key, place in self.watch.snapshot().items()}
+        if table.row_version == self.row_version:
+            assert self.numbers.items() <= numbers.items(), "row numbers are stale"
+        self.numbers, self.row_version = numbers, table.row_version
         self.states = {key: state for key, state in self.states.items() if key in rows}
         keys = np.array(list(rows), np.int64)
         host = self.backend.to_host
@@ -232,6 +237,16 @@ class HybridAgainstDict(TableAgainstDict):
     @rule(keys=BATCH, draw=st.integers(0, 30))
     def lookup_with_scores(self, keys, draw):
         self.watch.find_or_insert(keys, self.scores(keys, draw))
+
+    @precondition(lambda self: "Lfu" in self.watch.oracle.strategy)
+    @rule(factor=st.sampled_from([0, 0.3, 0.5, 1]))
+    def decay_scores(self, factor):
+        """Counts decay; epochs stay, and when keys were seen."""
+        self.watch.table.decay_scores(factor)
+        scores, bits = self.watch.oracle.scores, 64 if self.watch.oracle.strategy == "kLfu" else 32
+        for key, score in scores.items():
+            count = score % 2**bits
+            scores[key] = score - count + int(count * float(np.float32(factor)))
 
     @rule()
     def next_epoch(self):
@@ -591,134 +606,75 @@ def test_python_threads_use_one_table_and_tables_of_their_own(backend, var_type)
 # -------------------------------------------------------------------- what is refused
 
 ROW = np.zeros((1, 4), np.float32)
-REFUSED = {
-    "keys of floats": (lambda t: t.find_or_insert([1.5]), TypeError, "integers that fit int64.*f"),
-    "bools": (lambda t: t.find_or_insert(np.array([True])), TypeError, "must be integers"),
-    "a matrix of keys": (lambda t: t.find_or_insert([[1, 2]]), ValueError, r"\(n,\).*\(1, 2\)"),
-    "large keys": (
-        lambda t: t.find_or_insert(np.array([2**63 + 5], np.uint64)),
-        ValueError,
-        "must fit int64.*9223372036854775813",
-    ),
-    "missing": (
-        lambda t: t.lookup([1], insert=False, missing="nan"),
-        ValueError,
-        "'initial' or 'zeros'.*'nan'",
-    ),
-    "another dimension": (
-        lambda t: t.insert_or_assign([1, 2], np.zeros((2, 3), np.float32)),
-        ValueError,
-        r"must have shape \(2, 4\).*\(2, 3\)",
-    ),
-    "flags": (
-        lambda t: t.accum_or_assign([1], ROW, np.array([0])),
-        ValueError,
-        r"bool of shape \(1,\).*int64 of shape \(1,\)",
-    ),
-    "out": (
-        lambda t: t.lookup([1, 2], out=t.backend.xp.empty((3, 4), np.float32)),
-        ValueError,
-        "`out` must be",
-    ),
-    "no bools to erase": (
-        lambda t: t.erase_if(lambda entries: entries.keys),
-        ValueError,
-        r"one bool per key, shape \(10,\).*int64",
-    ),
-    "few bools to export": (
-        lambda t: t.export_if(lambda entries: entries.keys[:3] > 0),
-        ValueError,
-        r"one bool per key, shape \(10,\)",
-    ),
-    "no cutoff": (lambda t: t.erase_below(0), ValueError, "above 0"),
+NAN = float("nan")
+VALUES = {
+    r"\(n,\).*\(1, 2\)": lambda t: t.find_or_insert([[1, 2]]),
+    "must fit int64.*9223372036854775813": lambda t: t.find_or_insert(np.uint64([2**63 + 5])),
+    "'initial' or 'zeros'.*'nan'": lambda t: t.lookup([1], insert=False, missing="nan"),
+    r"shape \(2, 4\).*\(1, 4\)": lambda t: t.insert_or_assign([1, 2], ROW),
+    r"bool of shape \(1,\).*int64": lambda t: t.accum_or_assign([1], ROW, np.array([0])),
+    "`out` must be": lambda t: t.lookup([1, 2], out=t.backend.xp.empty((3, 4), np.float32)),
+    r"one bool per key, shape \(10,\).*int64": lambda t: t.erase_if(lambda held: held.keys),
+    r"one bool per key, shape \(10,\)": lambda t: t.export_if(lambda held: held.keys[:3] > 0),
+    "above 0": lambda t: t.erase_below(0),
+    "`cutoff` must be above 0. Received: .*0": lambda t: t.export(cutoff=0),
+    "`cutoff` must be above 0. Received: .*-1": lambda t: t.export(cutoff=-1.0),
+    "`cutoff` must be above 0. Received: .*nan": lambda t: t.export(cutoff=NAN),
+    "num_lookups=None, seconds=None": lambda t: t.expire(),
+    "one of them": lambda t: t.expire(num_lookups=1, seconds=1.0),
+    "0 or more. Received: num_lookups=-1": lambda t: t.expire(num_lookups=-1),
+    "a whole number, 0 or more": lambda t: t.expire(num_lookups=2.5),
+    "0 or more. Received: seconds=-0.5": lambda t: t.expire(seconds=-0.5),
+    "0 or more": lambda t: t.expire(seconds=NAN),
+    "not be negative. Received: num_keys=-1": lambda t: t.reserve(-1),
+    r"integers of shape \(1,\).*float64": lambda t: t.assign_scores([1], [0.5]),
+    r"integers of shape \(2,\).*\(1,\)": lambda t: t.find_or_insert([1, 2], scores=[1]),
+    "not be negative. Received: -4": lambda t: t.assign_scores([1], [-4]),
+    "at most 2 by now. Received: 3. .*'kCustomized'": lambda t: t.assign_scores([1], [3]),
+    "at most 2 by now. Received: 3": lambda t: t.insert_or_assign([13], ROW, scores=[3]),
+}
+TYPES = {
+    "integers that fit int64.*float64": lambda t: t.find_or_insert([1.5]),
+    "must be integers": lambda t: t.find_or_insert(np.array([True])),
+    "must be a number. Received: seconds": lambda t: t.expire(seconds="a"),
+    "must be a number. Received: num_lookups": lambda t: t.expire(num_lookups=True),
+    "an integer": lambda t: t.reserve("a"),
     **{
-        f"cutoff {cutoff}": (
-            lambda t, cutoff=cutoff: t.export(cutoff=cutoff),
-            ValueError,
-            "`cutoff` must be above 0",
-        )
-        for cutoff in (0, -1.0, float("nan"))
-    },
-    **{
-        f"expire {given}": (lambda t, given=given: t.expire(**given), error, text)
-        for given, error, text in (
-            ({}, ValueError, "num_lookups=None, seconds=None"),
-            ({"num_lookups": 1, "seconds": 1.0}, ValueError, "one of them"),
-            ({"num_lookups": -1}, ValueError, "number, 0 or more. Received: num_lookups=-1"),
-            ({"num_lookups": 2.5}, ValueError, "a whole number, 0 or more"),
-            ({"seconds": -0.5}, ValueError, "0 or more. Received: seconds=-0.5"),
-            ({"seconds": float("nan")}, ValueError, "0 or more"),
-            ({"seconds": "a"}, TypeError, "must be a number. Received"),
-            ({"num_lookups": True}, TypeError, "must be a number. Received"),
-        )
-    },
-    "reserve a": (lambda t: t.reserve("a"), TypeError, "an integer"),
-    "reserve -1": (lambda t: t.reserve(-1), ValueError, "not be negative. Received: num_keys=-1"),
-    "scores of floats": (
-        lambda t: t.assign_scores([1], [0.5]),
-        ValueError,
-        r"integers of shape \(1,\).*float64",
-    ),
-    "scores below 0": (
-        lambda t: t.assign_scores([1], [-4]),
-        ValueError,
-        "not be negative. Received: -4",
-    ),
-    "scores of the future": (
-        lambda t: t.assign_scores([1], [3]),
-        ValueError,
-        "at most 2 by now. Received: 3. .*'kCustomized'",
-    ),
-    "a write with those": (
-        lambda t: t.insert_or_assign([13], ROW, scores=[3]),
-        ValueError,
-        "at most 2 by now. Received: 3. .*'kCustomized'",
-    ),
-    **{
-        f"deltas of {dtype}": (
-            lambda t, dtype=dtype: t.accumulate([1], ROW.astype(dtype)),
-            TypeError,
-            f"floating-point.*Received: dtype {dtype}",
+        f"floating-point.*Received: dtype {dtype}": (
+            lambda t, dtype=dtype: t.accumulate([1], ROW.astype(dtype))
         )
         for dtype in ("uint16", "int64", "bool", "complex64")
     },
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_changes_nothing(backend, var_type, what):
-    call, error, text = REFUSED[what]
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_what_is_refused_changes_nothing(backend, var_type, error):
     table = make(backend, var_type)
     for _ in range(2):
         table.find_or_insert(np.arange(10))
-    with pytest.raises(error, match=text):
-        call(table)
-    assert table.num_lookups == 2
-    keys, rows = map(backend.to_host, table.export())
-    assert keys.tolist() == rows[:, 3].tolist() == list(range(10))
-    assert backend.to_host(table.scores(np.arange(10))).tolist() == [2] * 10
+    for text, call in {ValueError: VALUES, TypeError: TYPES}[error].items():
+        with pytest.raises(error, match=text):
+            call(table)
+        assert table.num_lookups == 2, text
+        keys, rows = map(backend.to_host, table.export())
+        assert keys.tolist() == rows[:, 3].tolist() == list(range(10)), text
+        assert backend.to_host(table.scores(np.arange(10))).tolist() == [2] * 10, text
     # Of these none is.
     table.assign_scores([], np.empty(0, np.uint64))
     assert table.expire(seconds=10**400) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_unknown_kinds_and_keys_out_of_range_are_refused(backend, var_type):
+    with pytest.raises(ValueError, match="'hbm' or 'hybrid'.*'hmb'"):
+        make_table("hmb", backend, 4, initializer=KeyInitializer())
+    for options, text in (
         ({"key_type": "string"}, "key_type must be one of"),
         ({"dtype": "complex64"}, "dtype must be one of"),
         ({"dim": 0}, "dimension must be at least 1"),
-    ],
-    ids=str,
-)
-def test_unknown_kinds_are_refused(backend, var_type, options, text):
-    with pytest.raises(ValueError, match="'hbm' or 'hybrid'.*'hmb'"):
-        make_table("hmb", backend, 4, initializer=KeyInitializer())
-    with pytest.raises(ValueError, match=text):
-        make(backend, var_type, **options)
-
-
-def test_a_key_out_of_range_is_refused(backend, var_type):
+    ):
+        with pytest.raises(ValueError, match=text):
+            make(backend, var_type, **options)
     for key_type, keys, text in (
         ("int32", [1, 2**31], "must fit int32.*Received: 2147483648"),
         ("uint64", [4, -1], "must fit uint64.*Received: -1"),
