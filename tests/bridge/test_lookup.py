@@ -288,13 +288,15 @@ def test_rows_are_clipped_before_they_are_pooled(here, name):
     call, tables = POOLING_CALLS[name]
     table = made(here, tables[0])
 
-    def look_up(ids):
-        ids = tf.RaggedTensor.from_row_lengths(ids, [len(row) for row in LISTS]).to_sparse()
-        return padded(table, call(table.params, ids, None, combiner="sum", max_norm=0.5))
+    for combiner in ("mean", "sum", "sqrtn"):
 
-    rows = here.run(look_up, KEYS[np.concatenate(LISTS).astype(int)])
-    wanted = outputs(LISTS, lambda place: clipped(ROWS, 0.5)[place], "sum", DIM)
-    np.testing.assert_allclose(rows, wanted, rtol=1e-5, atol=1e-6)
+        def look_up(ids, combiner=combiner):
+            ids = tf.RaggedTensor.from_row_lengths(ids, [len(row) for row in LISTS]).to_sparse()
+            return padded(table, call(table.params, ids, None, combiner=combiner, max_norm=0.5))
+
+        rows = here.run(look_up, KEYS[np.concatenate(LISTS).astype(int)])
+        wanted = outputs(LISTS, lambda place: clipped(ROWS, 0.5)[place], combiner, DIM)
+        np.testing.assert_allclose(rows, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in POOLING_CALLS if "safe" in name])
