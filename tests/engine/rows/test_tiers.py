@@ -303,8 +303,7 @@ class CudaTierMachine(TierMachine):
     new_backend = staticmethod(lambda: get_backend("cuda"))
 
 
-TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=30 if QUICK else 200, stateful_step_count=40)
+# On a CPU: with memory that is given back, in test_giving_back.py.
 TestSimtTierMachine = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(SimtTierMachine.TestCase)
