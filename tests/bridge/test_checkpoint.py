@@ -1,6 +1,5 @@
 """tf.train.Checkpoint keeps keys, rows, optimizer states and the step counter."""
 
-import itertools
 from types import SimpleNamespace
 
 import keras
@@ -50,15 +49,6 @@ def test_training_goes_on_where_it_stopped(tmp_path, dtype):
     for pair in ((table, optimizer), (other, other_optimizer)):
         step(*pair, seed=3, steps=2)
     for restored, saved in zip(facts(other), facts(table), strict=True):
-        np.testing.assert_array_equal(restored, saved)
-
-
-def test_a_fresh_table_takes_the_states_as_well(tmp_path):
-    table, _ = trained(0)
-    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
-    fresh = sok.DynamicVariable(3, name="table", initializer="uniform")
-    tf.train.Checkpoint(table=fresh).restore(path).assert_consumed()
-    for restored, saved in zip(facts(fresh), facts(table), strict=True):
         np.testing.assert_array_equal(restored, saved)
 
 
@@ -149,14 +139,6 @@ def test_a_checkpoint_that_does_not_tell_what_belongs_together_is_restored(tmp_p
         np.testing.assert_array_equal(sok.export(each)[1], sok.export(table)[1])
 
 
-def test_an_empty_table_is_saved_and_restored(tmp_path):
-    table = sok.DynamicVariable(3)
-    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
-    other, _ = trained(0)
-    tf.train.Checkpoint(table=other).restore(path).assert_consumed()
-    assert other.table.size == 0
-
-
 def test_a_checkpoint_restored_before_the_variable_is_made(tmp_path):
     table, _ = trained(0)
     path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
@@ -183,27 +165,6 @@ def test_a_dense_variable_in_its_place_is_refused(tmp_path):
     with pytest.raises((ValueError, tf.errors.NotFoundError)):
         tf.train.Checkpoint(table=table).restore(path).assert_consumed()
     assert table.table.size == 1
-
-
-def test_models_of_keras_2_save_it(tmp_path):
-    tf_keras = pytest.importorskip("tf_keras")
-
-    class Model(tf_keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.table = sok.DynamicVariable(3, name="table")
-
-        def call(self, keys):
-            return tf.nn.embedding_lookup(self.table, keys)
-
-    model = Model()
-    model(tf.constant([1, 2], tf.int64))
-    assert model.trainable_variables == [model.table]
-    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
-    other = Model()
-    tf.train.Checkpoint(model=other).restore(path).assert_consumed()
-    for restored, saved in zip(sok.export(other.table), sok.export(model.table), strict=True):
-        np.testing.assert_array_equal(restored, saved)
 
 
 # ---------------------------------------------------------------- hybrid tables
@@ -241,7 +202,7 @@ def assert_equal(table, other):
     np.testing.assert_array_equal(table.scores(keys), other.scores(keys))
 
 
-@pytest.mark.parametrize("strategy", ["kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized"])
+@pytest.mark.parametrize("strategy", ["kLru", "kEpochLfu"])
 def test_a_full_hybrid_table_trains_and_evicts_on_as_if_nothing_had_been(tmp_path, strategy):
     table, optimizer = full(strategy)
     path = tf.train.Checkpoint(table=table, optimizer=optimizer).save(str(tmp_path / "c"))
@@ -268,38 +229,6 @@ def test_what_does_not_fit_is_refused_before_a_key_is_lost(tmp_path):
         tf.train.Checkpoint(table=small).restore(path)
     keys, rows = sok.export(small)
     assert (keys.numpy().tolist(), rows.numpy().tolist()) == ([5], [[1.0, 2.0, 3.0]])
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
-def test_hbm_and_hybrid_read_each_others_checkpoints(tmp_path, dtype):
-    options = {"name": "table", "dtype": dtype}
-    tables = [
-        sok.DynamicVariable(3, **options),
-        sok.DynamicVariable(3, **options, **(HYBRID | {"max_capacity": 256})),
-        sok.DynamicVariable(3, **options),
-    ]
-    step(tables[0], sok.OptimizerWrapper(keras.optimizers.Adam(0.1)), 0, 4)
-    for source, target in itertools.pairwise(tables):
-        path = tf.train.Checkpoint(table=source).save(str(tmp_path / "c"))
-        tf.train.Checkpoint(table=target).restore(path).assert_consumed()
-        assert_equal(source, target)
-
-
-def test_sightings_and_expiry_go_on(tmp_path):
-    def table():
-        return sok.DynamicVariable(3, name="table", enter_threshold=2, **HYBRID)
-
-    source, target = table(), table()
-    for keys in ([1, 2, 3], [1], [2], [4]):
-        tf.nn.embedding_lookup(source, keys)
-    path = tf.train.Checkpoint(table=source).save(str(tmp_path / "c"))
-    tf.nn.embedding_lookup(target, [8])
-    tf.train.Checkpoint(table=target).restore(path).assert_consumed()
-    assert target.erase([9]) == 0 and target.expire(seconds=100) == 0
-    # The key 1 of the last but two, and the sighting of 3 before it.
-    assert int(target.expire(num_lookups=2)) == 1
-    tf.nn.embedding_lookup(target, [3, 4, 8])
-    assert sok.export(target)[0].numpy().tolist() == [2, 4]
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -332,7 +261,9 @@ def test_times_are_kept(tmp_path, monkeypatch, old):
     if old:
         times[:4] = [now[0]] * 4
     assert target.table.times([1, 2, 3, 4, 8]).tolist() == times
-    assert int(target.expire(seconds=250)) == (0 if old else 1)
+    assert int(target.expire(seconds=250)) == (0 if old else 1)  # 1, and the sighting of 3
+    target.table.lookup(np.array([3, 4, 8]))
+    assert sok.export(target)[0].numpy().tolist() == ([1, 2, 3, 4] if old else [2, 4])
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)

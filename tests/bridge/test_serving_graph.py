@@ -74,7 +74,17 @@ def test_lookups_that_depend_on_each_other_between_dense_layers(fresh, session, 
     first = tf.nn.embedding_lookup(table, ids)
     second = tf.cast(tf.abs(first[:, 0] * 10), tf.int32)
     pooled = sok.lookup_sparse(item, bag, combiners="sum")
+    static = sok.Variable(rows_like(range(10), 4), name="static")
+    ragged = tf.RaggedTensor.from_tensor(tf.reshape(tf.abs(ids) % 10, [-1, 2]))
+    with tf.control_dependencies([first, first.op, first.op.inputs[0]]):
+        waiting = tf.reduce_sum(tf.cast(ids, tf.float64))
+    two = sok.lookup_sparse([static, item], [ragged, tf.cast(ragged, tf.int32)])
     outputs = {
+        "static": two[0],
+        "two": two[1],
+        "summed": sok.lookup_sparse(static, ragged, combiners="sum"),
+        "own": tf.gather(static, tf.abs(ids) % 10),
+        "waiting": waiting,
         "hidden": first @ dense + old,
         "second": tf.nn.embedding_lookup(item, second),
         "pooled": pooled * tf.reduce_sum(old),
@@ -98,22 +108,16 @@ def test_an_input_may_be_any_tensor(fresh, session, tmp_path):
     batch = v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(IDS)).get_next()
     rows = tf.nn.embedding_lookup(table, batch)
     outputs = {"total": tf.reduce_sum(rows, axis=1)}
+    other = tf.nn.embedding_lookup(filled(session, dim=2), batch)
     path = exported(session, tmp_path / "keys", {"ids": batch}, outputs)
     check(fresh, session, path, {"ids": (batch, IDS)}, outputs)
+    # Only tables that an output needs are written.
+    shapes = [*dict(variables_in(path)).values()]
+    assert [len(KEYS) + 2, 3] in shapes and [len(KEYS) + 2, other.shape[1]] not in shapes
     # What a lookup gives as well: the table is not needed then.
     path = exported(session, tmp_path / "rows", {"rows": rows}, outputs)
     check(fresh, session, path, {"rows": (rows, rows_like(IDS, 3))}, outputs)
     assert not any((path / "variables").glob("*"))
-
-
-def test_only_tables_that_an_output_needs_are_written(session, tmp_path):
-    ids = v1.placeholder(tf.int64, [None])
-    tables = [filled(session, dim=dim) for dim in (2, 3)]
-    rows = [tf.nn.embedding_lookup(table, ids) for table in tables]
-    path = exported(session, tmp_path / "m", {"ids": ids}, {"rows": rows[1]})
-    shapes = dict(variables_in(path)).values()
-    assert [len(KEYS) + 2, 3] in shapes
-    assert [len(KEYS) + 2, 2] not in shapes
 
 
 def test_branches_and_tables_of_words(fresh, session, tmp_path):
@@ -129,31 +133,6 @@ def test_branches_and_tables_of_words(fresh, session, tmp_path):
     for is_set in (True, False):
         feed = {"words": (words, np.array([b"b", b"c"], object)), "flag": (flag, is_set)}
         check(fresh, session, path, feed, outputs)
-
-
-def test_static_variables(fresh, session, tmp_path):
-    static = sok.Variable(rows_like(range(10), 4), name="static")
-    table = filled(session)
-    ids = v1.placeholder(tf.int64, [None])
-    ragged = tf.RaggedTensor.from_tensor(tf.reshape(ids, [-1, 2]))
-    first, second = sok.lookup_sparse([static, table], [ragged, ragged])
-    summed = sok.lookup_sparse(static, ragged, combiners="sum")
-    outputs = {"first": first, "second": second, "summed": summed, "own": tf.gather(static, ids)}
-    session.run(v1.global_variables_initializer())
-    path = exported(session, tmp_path / "m", {"ids": ids}, outputs)
-    check(fresh, session, path, {"ids": (ids, np.array([0, 9, 5, 5]))}, outputs)
-
-
-def test_what_waits_for_a_lookup_waits_for_nothing(fresh, session, tmp_path):
-    table = filled(session)
-    ids = v1.placeholder(tf.int64, [None])
-    rows = tf.nn.embedding_lookup(table, ids)
-    with tf.control_dependencies([rows, rows.op, rows.op.inputs[0]]):
-        outputs = {"total": tf.reduce_sum(tf.cast(ids, tf.float64))}
-    outputs["rows"] = rows
-    session.run(v1.global_variables_initializer())
-    path = exported(session, tmp_path / "m", {"ids": ids}, outputs)
-    check(fresh, session, path, {"ids": (ids, IDS)}, outputs)
 
 
 def test_names_of_the_graph_are_its_own(fresh, session, tmp_path):

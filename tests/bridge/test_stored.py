@@ -28,6 +28,7 @@ def joined(tables):
     return whole, {(state.now, state.epoch) for state in states}
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [(1, 2), (3, 2), (3, 1), (2, 4)])

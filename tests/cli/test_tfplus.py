@@ -12,40 +12,9 @@ from sok_lite.engine.files.source import checkpoint_sources
 from sok_lite.engine.files.source_writer import write_checkpoint
 from tests.cli.importers.arrays import whole
 from tests.cli.recorded import rows_of
-from tests.support.saved_graphs import Saved, Trained, tf1
-
-DIM, DAY = 3, 19_000
-TENSORS = ["keys", "values", "init_table", "blacklist", "freq_keys", "freq_values"]
-
-
-def part(keys, blacklist, counts, above=0, **more):
-    """The tensors of a partition; a row tells its key."""
-    dtype = np.uint32 if above else np.uint16
-    rows = np.array([[key, key + 0.5, 1.0] for key in keys], np.float32).reshape(-1, DIM)
-    arrays = (
-        np.array(keys, np.int64),
-        rows,
-        np.ones((4, DIM), np.float32),
-        np.array(blacklist, np.int64),
-        np.array(list(counts), np.int64),
-        np.array([count + above for count in counts.values()], dtype),
-    )
-    return dict(zip(TENSORS, arrays, strict=True)) | more
-
-
-def write(path, parts, name="kv/part_{}:0", more=()):
-    tensors = {
-        f"{name.format(number)}-{ending}": array
-        for number, part in enumerate(parts)
-        for ending, array in part.items()
-    } | dict(more)
-    tf.raw_ops.SaveV2(
-        prefix=str(path),
-        tensor_names=list(tensors),
-        shape_and_slices=[""] * len(tensors),
-        tensors=list(tensors.values()),
-    )
-    return str(path)
+from tests.support.saved_graphs import DAY, DIM, Saved, Trained, tf1
+from tests.support.saved_graphs import tfplus_part as part
+from tests.support.saved_graphs import write_tfplus as write
 
 
 def row(key):

@@ -43,13 +43,3 @@ def test_a_free_state_goes_on_in_the_optimizer_that_has_it_later():
     second = content([2], states=[("m", 1, 0.0, 6.0, 1)])
     (state,) = concatenate([first, second], "a table").states
     assert state.group == 1 and state.rows.tolist() == [[5], [6]]
-
-
-def test_a_change_replaces_keys_removes_keys_and_knows_all_sightings():
-    before = content([1, 2, 3, 4], pending=[10, 11])
-    delta = content([3, 7], pending=[11])
-    delta.columns["counts"][:] = [1, 2]
-    after = apply_delta(before, delta, np.array([2, 99]), "a table")
-    np.testing.assert_array_equal(after.keys, [1, 3, 4, 7])
-    np.testing.assert_array_equal(after.columns["counts"], [101, 1, 104, 2])
-    np.testing.assert_array_equal(after.pending_keys, [11])

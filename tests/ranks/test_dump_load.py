@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import sok_lite as sok
 import sok_lite.keras as sk
-from sok_lite import dynamic_embedding as de
 from sok_lite import kv_variable as kv
 from sok_lite.bridge import job
 from sok_lite.cli.main import main
@@ -49,7 +48,7 @@ def assert_has(one, keys):
 
 
 def test_each_rank_gets_its_keys(comm, folder, monkeypatch):
-    mine = KEYS[KEYS % comm.size == comm.rank]
+    mine = owned(KEYS)
     sok.dump(folder / "all", variable(mine))
     other = variable(np.arange(100, 103))
     sok.load(folder / "all", other)
@@ -66,7 +65,7 @@ def test_each_rank_gets_its_keys(comm, folder, monkeypatch):
 
 
 def test_a_second_dump_into_a_folder_is_refused_on_all_ranks(comm, folder):
-    one = variable(KEYS[KEYS % comm.size == comm.rank])
+    one = variable(owned(KEYS))
     sok.dump(folder / "all", one)
     lock = manifest.lock(str(folder / "all")) if comm.rank == 0 else None
     comm.barrier()
@@ -79,7 +78,7 @@ def test_a_second_dump_into_a_folder_is_refused_on_all_ranks(comm, folder):
     comm.barrier()
     other = variable(KEYS[:1])
     sok.load(folder / "all", other)
-    assert_has(other, KEYS[KEYS % comm.size == comm.rank])
+    assert_has(other, owned(KEYS))
     place = "file://host/c" if comm.rank == comm.size - 1 else folder / "all"  # one rank alone
     with pytest.raises(ValueError, match="must be in a folder of this machine"):
         sok.dump(place, one)
@@ -87,13 +86,13 @@ def test_a_second_dump_into_a_folder_is_refused_on_all_ranks(comm, folder):
 
 def test_each_rank_gets_its_rows_of_a_static_variable(comm, folder, monkeypatch):
     rows = np.arange(14, dtype=np.float32).reshape(7, 2)
-    one = [variable(KEYS[KEYS % comm.size == comm.rank]), sok.Variable(rows, name="s")]
+    one = [variable(owned(KEYS)), sok.Variable(rows, name="s")]
     sok.dump(folder / "all", one)
     zeros = np.zeros_like(rows)
     other = [sok.Variable(zeros, name="s"), variable(np.array([100]))]
     sok.load(folder / "all", other)
     np.testing.assert_array_equal(other[0].numpy(), rows[comm.rank :: comm.size])
-    assert_has(other[1], KEYS[KEYS % comm.size == comm.rank])
+    assert_has(other[1], owned(KEYS))
     last = sok.Variable(zeros, name="s", mode=f"localized:{comm.size - 1}")
     sok.load(folder / "all", last)
     expected = rows if comm.rank == comm.size - 1 else rows[:0]
@@ -108,36 +107,8 @@ def test_each_rank_gets_its_rows_of_a_static_variable(comm, folder, monkeypatch)
         sok.load(folder / "all", sok.Variable(np.zeros((8, 2), np.float32), name="s"))
 
 
-def test_each_rank_adds_its_changes(comm, folder, monkeypatch):
-    mine = KEYS[KEYS % comm.size == comm.rank]
-    one = variable(mine)
-    sok.dump(folder / "parts", one, incremental=True)
-    one.erase(mine[:2])
-    sok.assign(one, mine[-3:], tf.zeros([3, 2]))
-    sok.dump(folder / "parts", one, incremental=True)
-    other = sok.DynamicVariable(2, name="v")
-    sok.load(folder / "parts", other)
-    for expected, got in zip(sok.export(one), sok.export(other), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    assert len(list((folder / "parts").glob("data-*"))) == 2
-    with monkeypatch.context() as patch:  # every rank by itself, as a job of one
-        patch.setattr(job, "_communicator", SingleCommunicator())
-        sok.load(folder / "parts", other)
-        assert other.size[0] == len(KEYS) - 2 * comm.size
-    comm.barrier()
-
-
-def test_what_has_changed_is_that_of_all_ranks(comm):
-    mine = KEYS[KEYS % comm.size == comm.rank]
-    since = datetime.now() - timedelta(hours=1)
-    keys_list, values_list = sok.incremental_model_dump([variable(mine)], since)
-    order = np.argsort(keys_list[0], kind="stable")
-    np.testing.assert_array_equal(keys_list[0][order], KEYS)
-    np.testing.assert_array_equal(values_list[0], rows_of(keys_list[0]))
-
-
-def test_what_was_removed_is_that_of_all_ranks(comm):
-    mine, since = KEYS[KEYS % comm.size == comm.rank], datetime.now() - timedelta(hours=1)
+def test_what_has_changed_and_was_removed_is_that_of_all_ranks(comm):
+    mine, since = owned(KEYS), datetime.now() - timedelta(hours=1)
     one = sok.DynamicVariable(2, name="v")
     with pytest.raises(ValueError, match="does not note which keys are removed"):
         sok.incremental_model_dump(one, since, removed=True)
@@ -145,30 +116,14 @@ def test_what_was_removed_is_that_of_all_ranks(comm):
     sok.assign(one, mine, rows_of(mine))
     gone = KEYS[:5]
     one.erase(gone[gone % comm.size == comm.rank])
-    keys, _, removed = sok.incremental_model_dump(one, since, removed=True)
+    keys, rows, removed = sok.incremental_model_dump(one, since, removed=True)
     assert sorted(removed[0].tolist()) == sorted(gone.tolist())
     assert sorted(keys[0].tolist()) == sorted(KEYS[5:].tolist())
-
-
-def test_int64_takes_keys_of_int32_by_their_owners(comm, folder):
-    mine = KEYS[KEYS % comm.size == comm.rank]
-    narrow, wide = (sok.DynamicVariable(2, name="k", key_type=t) for t in (tf.int32, tf.int64))
-    sok.assign(narrow, mine.astype(np.int32), rows_of(mine))
-    sok.dump(folder / "narrow", narrow)
-    sok.load(folder / "narrow", wide)
-    keys, rows = sok.export(wide)
-    np.testing.assert_array_equal(keys, np.sort(mine))
-    np.testing.assert_array_equal(rows, rows_of(np.sort(mine)))
-
-
-def test_a_folder_that_cannot_be_made_is_one_error(comm):
-    with pytest.raises(OSError, match="checkpoint"):
-        sok.dump("/dev/null/checkpoint", variable(KEYS))
-    comm.barrier()
+    np.testing.assert_array_equal(rows[0], rows_of(keys[0]))
 
 
 def test_ranks_train_while_a_dump_is_written(comm, folder):
-    mine = KEYS[KEYS % comm.size == comm.rank]
+    mine = owned(KEYS)
     one = variable(mine)
     begun = sok.dump(folder / "all", one, background=True)
     ids = tf.ragged.constant([[1, 2, 3, 1000 + comm.rank]], dtype=tf.int64)
@@ -227,12 +182,6 @@ def test_keys_of_other_ranks_are_not_written(comm, api, is_graph):
         assert number_of(table) == 0
     call(tf.constant(own), tf.constant(rows_of(own)))
     assert number_of(table) == own.size
-
-
-def test_a_variable_of_tfra_takes_any_key(comm, once):
-    one = de.Variable(tf.int64, tf.float32, dim=2, name="v")
-    one.upsert(tf.constant(KEYS), tf.constant(rows_of(KEYS)))
-    np.testing.assert_array_equal(one.lookup(tf.constant(KEYS)).numpy(), rows_of(KEYS))
 
 
 @pytest.mark.parametrize("background", [False, True])

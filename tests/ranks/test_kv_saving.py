@@ -204,31 +204,3 @@ def test_deltas_of_ranks(comm, folder):
                 assert again.known()[0] == trained_alone(None, BATCHES + AFTER)
     finally:
         kv.disable_delta_export()
-
-
-@pytest.mark.full_only("starts sessions")
-def test_a_monitored_session_of_each_rank(comm, folder):
-    def trained(batches):
-        graph = Trained(2)
-        with (
-            graph.graph.as_default(),
-            tf1.train.MonitoredTrainingSession(
-                checkpoint_dir=kv.rank_path(f"{folder}/checkpoints"),
-                save_checkpoint_steps=1,
-                log_step_count_steps=None,
-            ) as session,
-        ):
-            graph.run = session.run
-            graph.train(*batches_of(comm, batches))
-            return graph.known()[0]
-
-    trained(BATCHES)
-    comm.barrier("all have saved")
-    assert trained(AFTER) == own(comm, trained_alone(batches=BATCHES + AFTER))
-    with alone():
-        again = Trained(None)
-        with again.session(initialized=False) as session:
-            path = tf.train.latest_checkpoint(kv.saved_path(f"{folder}/checkpoints"))
-            comm.barrier("all have looked")
-            tf1.train.Saver().restore(session, path)
-            assert again.known()[0] == trained_alone(batches=BATCHES + AFTER)

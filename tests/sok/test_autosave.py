@@ -15,22 +15,18 @@ import sok_lite as sok
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    ("every", "steps", "expected"),
-    [
+def test_it_saves_every_so_many_steps():
+    for every, steps, expected in (
         (3, range(1, 10), [3, 6, 9]),
         (3, [2, 5, 9, 10, 20], [5, 9, 20]),  # several steps in a call
         (3, range(4, 8), [6]),  # a run that goes on
-        (None, range(1, 5), []),
-        ("2h", range(1, 5), []),
-    ],
-)
-def test_it_saves_every_so_many_steps(every, steps, expected):
-    saved = []
-    with sok.Autosave(saved.append, every) as saves:
-        for step in steps:
-            saves.after(step)
-    assert saved == expected
+        *((every, range(1, 5), []) for every in (None, "2h")),
+    ):
+        saved = []
+        with sok.Autosave(saved.append, every) as saves:
+            for step in steps:
+                saves.after(step)
+        assert saved == expected
 
 
 @pytest.mark.parametrize(
@@ -49,12 +45,9 @@ def test_wrong_arguments_are_refused(arguments, error, reason):
         sok.Autosave(*arguments)
 
 
-def test_what_to_do_about_errors_is_one_of_two():
+def test_a_tf_function_does_not_save():
     with pytest.raises(ValueError, match="must be one of 'warn', 'raise'"):
         sok.Autosave(print, on_error="ignore")
-
-
-def test_a_tf_function_does_not_save():
     with sok.Autosave(print) as saves, pytest.raises(RuntimeError, match="outside of the tf.func"):
         tf.function(lambda: saves.after(1))()
 

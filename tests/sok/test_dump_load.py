@@ -35,6 +35,12 @@ def variables(**options):
     ]
 
 
+def assert_same(some, others):
+    for one, other in zip(some, others, strict=True):
+        for expected, got in zip(sok.export(one), sok.export(other), strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -54,9 +60,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, wrap):
     sok.load(str(tmp_path / "c"), tuple(other), wrap(new))
     assert int(new.iterations) == 3
     train(other, new, 4)
-    for one, same in zip(straight, other, strict=True):
-        for expected, got in zip(sok.export(one), sok.export(same), strict=True):
-            np.testing.assert_array_equal(got, expected)
+    assert_same(straight, other)
 
 
 def test_several_optimizers_go_on_where_they_stopped(tmp_path):
@@ -75,36 +79,12 @@ def test_several_optimizers_go_on_where_they_stopped(tmp_path):
     assert [int(each.iterations) for each in new] == [3, 5]
     train_each(straight, optimizers, 2)
     train_each(other, new, 2)
-    for one, same in zip(straight, other, strict=True):
-        for expected, got in zip(sok.export(one), sok.export(same), strict=True):
-            np.testing.assert_array_equal(got, expected)
+    assert_same(straight, other)
     for given in (new[0], [*new, adam()]):
         fresh = variables()
         with pytest.raises(ValueError, match="counts of 2 optimizers. Received: .*in the order of"):
             sok.load(tmp_path, fresh, given)
         assert not any(len(each) for each in fresh)
-
-
-def test_a_table_of_keras_goes_on_by_the_optimizer_that_trains_it(tmp_path):
-    sk = pytest.importorskip("sok_lite.keras")
-
-    def trained(steps, load=False):
-        table, optimizer = sk.Table("t", 2, "ones"), tf.keras.optimizers.Adam(0.1)
-        if load:
-            sok.load(tmp_path, table, optimizer)
-        for step in range(int(optimizer.iterations), steps):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(table(tf.constant([[step % 2, 5]])) ** 2)
-            gradient = tape.gradient(loss, table.variable)
-            optimizer.apply_gradients([(gradient, table.variable)])
-        return table, optimizer
-
-    sok.dump(tmp_path, *trained(3))
-    assert int(trained(3, load=True)[1].iterations) == 3
-    for expected, got in zip(
-        trained(6)[0].export(), trained(6, load=True)[0].export(), strict=True
-    ):
-        np.testing.assert_array_equal(got, expected)
 
 
 def test_an_optimizer_without_a_rule_goes_on_from_what_it_keeps_beside_the_states(tmp_path):
@@ -118,25 +98,29 @@ def test_an_optimizer_without_a_rule_goes_on_from_what_it_keeps_beside_the_state
     train(other, new, 1)
     sok.load(tmp_path, other, new)
     train(other, new, 2)
-    for one, same in zip(straight, other, strict=True):
-        np.testing.assert_array_equal(sok.export(same)[1], sok.export(one)[1])
+    assert_same(straight, other)
     sok.dump(tmp_path / "none", other, sok.OptimizerWrapper(own.OfKeras3()))
     sok.load(tmp_path / "none", other, new)
     assert new._carried.values == {}
 
 
-@pytest.mark.parametrize("carried", ["", "AAAA", "%", 3, None, "UEsDBA=="])
-def test_what_an_optimizer_keeps_is_refused_where_it_cannot_be_read(tmp_path, carried):
+def test_what_cannot_be_read_of_optimizers_is_refused_before_anything_changes(tmp_path):
     one, optimizer = sok.DynamicVariable(2, "ones", name="v"), adam()
     tf.nn.embedding_lookup(one, [1])
     sok.dump(tmp_path, one, optimizer)
-    found = manifest.read(tmp_path)
-    corrupt = {"iterations": [0], "carried": carried}
-    whole = {"iterations": [0], "other_optimizers": [corrupt]}
-    other = sok.DynamicVariable(2, "ones", name="v")
-    for extra, given in ((corrupt, optimizer), (whole, [optimizer, adam()])):
+    found, other = manifest.read(tmp_path), sok.DynamicVariable(2, "ones", name="v")
+    cases = [
+        ({"iterations": counts}, optimizer, "its step counts are")
+        for counts in ("7", 3, None, [], [None], [-1], [2**63], [1.5], {"0": 1})
+    ]
+    for carried in ("", "AAAA", "%", 3, None, "UEsDBA=="):
+        corrupt = {"iterations": [0], "carried": carried}
+        whole = {"iterations": [0], "other_optimizers": [corrupt]}
+        for extra, given in ((corrupt, optimizer), (whole, [optimizer, adam()])):
+            cases.append((extra, given, "keeps beside the states of rows cannot be read"))
+    for extra, given, text in cases:
         manifest.publish(str(tmp_path), manifest.as_text(found._replace(extra=extra)))
-        with pytest.raises(ValueError, match="keeps beside the states of rows cannot be read"):
+        with pytest.raises(ValueError, match=text):
             sok.load(tmp_path, other, given)
         assert len(other) == 0
 
@@ -156,24 +140,30 @@ def test_one_variable_of_another_kind_merges(tmp_path):
 
 
 def test_what_cannot_be_dumped_is_refused(tmp_path):
-    one = sok.DynamicVariable(2, name="v")
+    one, plain = sok.DynamicVariable(2, name="v"), tf.keras.optimizers.Adam
+    static = sok.Variable(np.ones([2, 2], "f4"), name="s")
+    cases = [
+        (([one, wrong],), TypeError, rf"hold such\. Received: {type(wrong).__name__}\. Save other")
+        for wrong in (tf.Variable([1.0]), 3, tf.Module())
+    ]
+    cases += [
+        (([],), ValueError, "at least one"),
+        ((one, "adam"), TypeError, r"must be a Keras 3, .* Received: builtins\.str"),
+        ((one, plain()), TypeError, r"needs the sok\.OptimizerWrapper that trains dynamic"),
+        (
+            (one, [adam(), plain()]),
+            TypeError,
+            "around it. Leave out an optimizer that trains dense",
+        ),
+        (
+            ([one, static], [adam(), adam()]),
+            *(ValueError, r"one optimizer with static.* Received: 2, with 's:0'"),
+        ),
+    ]
     for call in (sok.dump, sok.load):
-        for wrong in (tf.Variable([1.0]), 3, tf.Module()):
-            kind = type(wrong).__name__
-            with pytest.raises(TypeError, match=rf"hold such\. Received: {kind}\. Save other"):
-                call(tmp_path, [one, wrong])
-        with pytest.raises(ValueError, match="at least one"):
-            call(tmp_path, [])
-        with pytest.raises(TypeError, match=r"must be a Keras 3, .* Received: builtins\.str"):
-            call(tmp_path, one, "adam")
-        with pytest.raises(TypeError, match=r"needs the sok\.OptimizerWrapper that trains dynamic"):
-            call(tmp_path, one, tf.keras.optimizers.Adam())
-        with pytest.raises(TypeError, match="around it. Leave out an optimizer that trains dense"):
-            call(tmp_path, one, [adam(), tf.keras.optimizers.Adam()])
-        with pytest.raises(
-            ValueError, match=r"one optimizer with static.* Received: 2, with 's:0'"
-        ):
-            call(tmp_path, [one, sok.Variable(np.ones([2, 2], "f4"), name="s")], [adam(), adam()])
+        for arguments, error, text in cases:
+            with pytest.raises(error, match=text):
+                call(tmp_path, *arguments)
         with pytest.raises(RuntimeError, match="eager mode"):
             tf.function(lambda call=call: call(tmp_path, one))()
     sok.dump(tmp_path, one)
@@ -181,20 +171,6 @@ def test_what_cannot_be_dumped_is_refused(tmp_path):
         sok.load(tmp_path, one, adam())
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         sok.load(tmp_path / "none", one)
-
-
-@pytest.mark.parametrize("counts", ["7", 3, None, [], [None], [-1], [2**63], [1.5], {"0": 1}])
-def test_step_counts_that_are_none_are_refused_before_anything_changes(tmp_path, counts):
-    one, optimizer = sok.DynamicVariable(2, "ones", name="v"), adam()
-    tf.nn.embedding_lookup(one, [1])
-    sok.dump(tmp_path, one, optimizer)
-    found = manifest.read(tmp_path)
-    forged = found._replace(extra={"iterations": counts})
-    manifest.publish(str(tmp_path), manifest.as_text(forged))
-    other = sok.DynamicVariable(2, "ones", name="v")
-    with pytest.raises(ValueError, match="its step counts are"):
-        sok.load(tmp_path, other, optimizer)
-    assert len(other) == 0
 
 
 def test_the_ranks_must_be_connected(tmp_path, two_launched):
@@ -247,10 +223,8 @@ def test_increments_come_back_with_step_counts(tmp_path):
     assert len(list(tmp_path.glob("data-*"))) == 4
     again = variables()
     sok.load(tmp_path, again)
-    for one, *rest in zip(straight, other, again, strict=True):
-        for same in rest:
-            for expected, got in zip(sok.export(one), sok.export(same), strict=True):
-                np.testing.assert_array_equal(got, expected)
+    assert_same(straight, other)
+    assert_same(straight, again)
 
 
 def look_up(table, keys, time, monkeypatch):
@@ -321,19 +295,16 @@ def test_what_was_removed_since_a_time(monkeypatch):
         sok.incremental_model_dump(first, noon, removed=True)
 
 
-@pytest.mark.parametrize("zone", ["UTC+9", "UTC", "UTC-9"])  # of POSIX: + is west
-def test_the_first_and_the_last_time_are_those_of_all_keys_and_none(monkeypatch, zone):
+def test_the_first_and_the_last_time_are_those_of_all_keys_and_none(monkeypatch):
     table = sok.DynamicVariable(2, "ones")
     tf.nn.embedding_lookup(table, [3, 5])
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", zone)
-        time.tzset()
-        found = [
-            sok.incremental_model_dump(table, at)[0][0].tolist()
-            for at in (datetime.min, datetime.max)
-        ]
+    for zone in ("UTC+9", "UTC", "UTC-9"):  # of POSIX: + is west
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", zone)
+            time.tzset()
+            for at, keys in ((datetime.min, [3, 5]), (datetime.max, [])):
+                assert sok.incremental_model_dump(table, at)[0][0].tolist() == keys
     time.tzset()
-    assert found == [[3, 5], []]
 
 
 @pytest.mark.parametrize("with_session", [True, False])
@@ -360,20 +331,19 @@ def test_what_changed_since_a_time_in_a_session_of_tf1(monkeypatch, with_session
 
 
 def test_wrong_arguments_of_an_incremental_dump():
-    one = sok.DynamicVariable(2)
-    with pytest.raises(TypeError, match="must be a datetime.*Received: 3"):
-        sok.incremental_model_dump([one], 3)
-    now = datetime.now()
-    with pytest.raises(ValueError, match="one for each of 1 variables. Received: 2"):
-        sok.incremental_model_dump(one, [now, now])
-    with pytest.raises(TypeError, match="takes sok.DynamicVariable"):
-        sok.incremental_model_dump([tf.Variable([[1.0]])], now)
-    with pytest.raises(TypeError, match="takes sok.DynamicVariable. Received: a static variable"):
-        sok.incremental_model_dump([sok.Variable(np.ones((2, 2), np.float32))], now)
-    with pytest.raises(TypeError, match="must be a session of TF1, or None"):
-        sok.incremental_model_dump(one, now, sess=object())
-    with pytest.raises(RuntimeError, match="outside of the tf.function"):
-        tf.function(lambda: sok.incremental_model_dump(one, now))()
+    one, now = sok.DynamicVariable(2), datetime.now()
+    static, plain = sok.Variable(np.ones((2, 2), np.float32)), tf.Variable([[1.0]])
+    dump = sok.incremental_model_dump
+    for call, error, text in (
+        (lambda: dump([one], 3), TypeError, "must be a datetime.*Received: 3"),
+        (lambda: dump(one, [now, now]), ValueError, "one for each of 1 variables. Received: 2"),
+        (lambda: dump([plain], now), TypeError, "takes sok.DynamicVariable"),
+        (lambda: dump([static], now), TypeError, "DynamicVariable. Received: a static variable"),
+        (lambda: dump(one, now, sess=object()), TypeError, "must be a session of TF1, or None"),
+        (tf.function(lambda: dump(one, now)), RuntimeError, "outside of the tf.function"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
 
 
 def test_training_goes_on_while_a_dump_is_written(tmp_path):
@@ -400,9 +370,7 @@ def test_training_goes_on_while_a_dump_is_written(tmp_path):
     assert int(new.iterations) == 1
     for _ in range(3):
         step(other, new)
-    for one, same in zip(straight[:2], other[:2], strict=True):
-        for expected, got in zip(sok.export(one), sok.export(same), strict=True):
-            np.testing.assert_array_equal(got, expected)
+    assert_same(straight[:2], other[:2])
     np.testing.assert_array_equal(straight[2].numpy(), other[2].numpy())
     with pytest.raises(ValueError, match="no bar"):
         sok.dump(tmp_path, other, background=True, progress=True)

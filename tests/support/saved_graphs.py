@@ -139,3 +139,37 @@ class Saved:
             self.later = kv.save_delta(saver, session, str(folder / "later"))
             graph.train(*FIRST)
             self.known.append(graph.known([5, 6, 7]))
+
+
+DAY = 19_000
+TFPLUS_TENSORS = ["keys", "values", "init_table", "blacklist", "freq_keys", "freq_values"]
+
+
+def tfplus_part(keys, blacklist, counts, above=0, **more):
+    """Returns the tensors of a partition as TFPlus writes them; a row tells its key."""
+    dtype = np.uint32 if above else np.uint16
+    rows = np.array([[key, key + 0.5, 1.0] for key in keys], np.float32).reshape(-1, DIM)
+    arrays = (
+        np.array(keys, np.int64),
+        rows,
+        np.ones((4, DIM), np.float32),
+        np.array(blacklist, np.int64),
+        np.array(list(counts), np.int64),
+        np.array([count + above for count in counts.values()], dtype),
+    )
+    return dict(zip(TFPLUS_TENSORS, arrays, strict=True)) | more
+
+
+def write_tfplus(path, parts, name="kv/part_{}:0", more=()):
+    tensors = {
+        f"{name.format(number)}-{ending}": array
+        for number, part in enumerate(parts)
+        for ending, array in part.items()
+    } | dict(more)
+    tf.raw_ops.SaveV2(
+        prefix=str(path),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+    return str(path)

@@ -351,9 +351,14 @@ def test_ranks_that_want_different_things_all_say_so(backend, tmp_path):
         table = new_table(backend, 3 + comm.rank)
         with pytest.raises(ValueError, match="must be the same on all ranks"):
             dump(tmp_path, [table], comm)
+        assert os.listdir(tmp_path) == []
+        comm.barrier("all have looked")
+        (same, own), path = (new_table(backend, 3) for _ in range(2)), tmp_path / str(comm.rank)
+        dump(path, [same], ONE)
+        with pytest.raises(ValueError, match="A load must be the same on all ranks.*path is"):
+            load(path, [own], comm)
 
     run_ranks(2, program)
-    assert os.listdir(tmp_path) == []
 
 
 # -------------------------------------------------------------------- memory

@@ -177,28 +177,6 @@ def test_a_checkpoint_that_is_replaced_stays_open(tmp_path):
     assert before.lookup([2]).tolist() == [[1, 1]]
 
 
-def test_it_opens_while_dumps_replace_it(tmp_path):
-    dump(tmp_path, [table_of([1], np.zeros((1, 2), "f4"))], ONE)
-    ended, seen = threading.Event(), []
-
-    def replace():
-        version = 0
-        # At least so many, and on until the other thread has seen some.
-        while version < 80 or (len(set(seen)) <= 3 and version < 10_000):
-            version += 1
-            dump(tmp_path, [table_of([1], np.full((1, 2), version, "f4"))], ONE)
-        ended.set()
-
-    writer = threading.Thread(target=replace)
-    writer.start()
-    while not ended.is_set():
-        first, second = open_readonly(tmp_path)["t"].lookup(1).tolist()
-        assert first == second
-        seen.append(first)
-    writer.join()
-    assert seen == sorted(seen) and len(set(seen)) > 3
-
-
 def test_threads_share_a_table(tmp_path):
     keys, rows = some_keys(5000), rows_of(5000, 3)
     dump(tmp_path, [table_of(keys, rows)], ONE, chunk_bytes=4096)
