@@ -137,9 +137,8 @@ def test_how_a_job_is_started():
     assert _launch(Machines(20, 8, 1, 0)) == several
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_wrong_use_says_what_to_give():
+    for arguments, reason in [
         (["--gpus", "1", "--gpu-gb", "8"], "say which tables"),
         (["--keys", "5", "--gpus", "1", "--gpu-gb", "8"], "--keys and --dim, both"),
         (["--keys", "5", "--dim", "2", "--gpus", "1"], "give --gpu-gb"),
@@ -158,11 +157,9 @@ def test_how_a_job_is_started():
             2 * ["--table", "name=a,keys=1,dim=2"] + ["--ranks", "1", "--host-gb", "1"],
             "different names",
         ),
-    ],
-)
-def test_wrong_use_says_what_to_give(arguments, reason):
-    status, out, err = run("plan", *arguments)
-    assert (status, out) == (2, "") and reason in err
+    ]:
+        status, out, err = run("plan", *arguments)
+        assert (status, out) == (2, "") and reason in err
 
 
 def test_a_checkpoint_that_is_to_grow_is_planned_with_its_states(tmp_path):

@@ -134,9 +134,8 @@ def test_a_cut_file_is_named(tmp_path):
         file.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
+def test_options_that_do_not_fit(tmp_path):
+    for options, error in [
         ({"dim": 3}, r"d/values must have 3 elements of float32 for each of 3 keys.*24 bytes"),
         ({"dim": 0}, "d/values must have 0 elements"),
         ({"dim": -1}, "d/values must have -1 elements"),
@@ -148,17 +147,15 @@ def test_a_cut_file_is_named(tmp_path):
         ({"score_type": "uint32"}, "d/scores must have a score of 4 bytes.*24 bytes"),
         ({"score_type": "int64"}, "score_type must be"),
         ({"strategy": "lru"}, "strategy must be one of kLru"),
-    ],
-)
-def test_options_that_do_not_fit(tmp_path, options, error):
-    arrays = np.arange(3), np.ones((3, 2), np.float32), np.ones(3, np.uint64)
-    path = saved(tmp_path / "d", *arrays)
-    if not error:
-        (source,) = sources(path, **options)
-        assert source.dim == 1
-        return
-    with pytest.raises((ValueError, WrongUse), match=error):
-        sources(path, **options)
+    ]:
+        arrays = np.arange(3), np.ones((3, 2), np.float32), np.ones(3, np.uint64)
+        path = saved(tmp_path / "d", *arrays)
+        if not error:
+            (source,) = sources(path, **options)
+            assert source.dim == 1
+            continue
+        with pytest.raises((ValueError, WrongUse), match=error):
+            sources(path, **options)
 
 
 def test_an_empty_table_needs_its_dimension(tmp_path):

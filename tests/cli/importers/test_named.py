@@ -117,9 +117,8 @@ def test_columns_have_other_names_and_types(module, tmp_path):
     assert one(module, with_columns(module, tmp_path / "user.of.x")).name == "user.of"
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "error"),
-    [
+def test_what_does_not_fit_is_refused(module, tmp_path):
+    for columns, options, error in [
         ({"keys": ...}, {}, "f has no column of keys"),
         (
             {"values": ...},
@@ -143,33 +142,28 @@ def test_columns_have_other_names_and_types(module, tmp_path):
         ({}, {"columns": "m=keys"}, r"state 'm' must have shape \(n, dim\)"),
         ({}, {"initial": "m=1"}, "names 'm'; the states that are there are: none"),
         ({}, {"initial": "m"}, "must be names of states with numbers"),
-    ],
-)
-def test_what_does_not_fit_is_refused(module, tmp_path, columns, options, error):
-    is_uneven = (
-        len(columns.get("keys", (0, 1, 2)) if columns.get("keys") is not ... else "abc") != 3
-    )
-    if is_uneven and module.__name__.endswith("parquet"):
-        pytest.skip("columns of Parquet always have the same number of lines")
-    path = with_columns(module, tmp_path / "f", **columns)
-    with pytest.raises((ValueError, WrongUse), match=error):
-        one(module, path, **options)
+    ]:
+        is_uneven = (
+            len(columns.get("keys", (0, 1, 2)) if columns.get("keys") is not ... else "abc") != 3
+        )
+        if is_uneven and module.__name__.endswith("parquet"):
+            continue  # columns of Parquet always have the same number of lines
+        path = with_columns(module, tmp_path / "f", **columns)
+        with pytest.raises((ValueError, WrongUse), match=error):
+            one(module, path, **options)
 
 
-@pytest.mark.parametrize(
-    ("columns", "options", "read", "error"),
-    [
+def test_numbers_that_do_not_fit_are_named(module, tmp_path):
+    for columns, options, read, error in [
         ({"keys": np.array([1, 2**31, 2])}, {"key_type": "int32"}, "keys", "2147483648"),
         ({"keys": np.array([1, -1, 2])}, {"key_type": "uint64"}, "keys", "Received: -1"),
         ({"scores": np.array([1, -7, 2])}, {}, "scores", "Received: -7"),
         ({}, {"dtype": "int64"}, "values", "values must be int64"),
         ({"values": np.full((3, 2), 300)}, {"dtype": "int8"}, "values", "300"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_named(module, tmp_path, columns, options, read, error):
-    source = one(module, with_columns(module, tmp_path / "f", **columns), **options)
-    with pytest.raises(ValueError, match=f"f, column '{read}': .*{error}"):
-        whole(source, read)
+    ]:
+        source = one(module, with_columns(module, tmp_path / "f", **columns), **options)
+        with pytest.raises(ValueError, match=f"f, column '{read}': .*{error}"):
+            whole(source, read)
 
 
 def test_one_table_a_file_which_stays(module, tmp_path):
@@ -231,9 +225,8 @@ def test_every_byte_that_flips(module, tmp_path, compress):
         assert is_same or name == "safetensors"
 
 
-@pytest.mark.parametrize(
-    ("about", "error"),
-    [
+def test_what_a_file_says_of_its_table_is_not_believed():
+    for about, error in [
         ("[1]", "no JSON object"),
         ("{", "no JSON object"),
         ('{"num_lookups": -1}', "a num_lookups that is none"),
@@ -250,16 +243,14 @@ def test_every_byte_that_flips(module, tmp_path, compress):
         ('{"states": [{"name": "m", "initial": 0, "group": 0}]}', "group 0"),
         ('{"states": [{"name": "m", "initial": 0}]}', "does not fit"),
         ("[" * 100000, "no JSON object"),
-    ],
-)
-def test_what_a_file_says_of_its_table_is_not_believed(about, error):
-    source = a_table(3)
-    found = {
-        name: named.Stored(str(array.dtype), array.shape, lambda _, array=array: iter([array]))
-        for name, array in source.arrays.items()
-    }
-    with pytest.raises(ValueError, match=f"x is corrupt, or another kind of file: .*{error}"):
-        named.named_source("x", found, about)
+    ]:
+        source = a_table(3)
+        found = {
+            name: named.Stored(str(array.dtype), array.shape, lambda _, array=array: iter([array]))
+            for name, array in source.arrays.items()
+        }
+        with pytest.raises(ValueError, match=f"x is corrupt, or another kind of file: .*{error}"):
+            named.named_source("x", found, about)
 
 
 def test_no_key_was_seen_after_the_last_lookup(module, tmp_path):
@@ -277,9 +268,8 @@ def check_refused(module, path, error):
     assert re.search(error, err) and "--debug" not in err
 
 
-@pytest.mark.parametrize(
-    ("columns", "error"),
-    [
+def test_arrays_without_numbers_are_refused_and_not_left_out(tmp_path):
+    for columns, error in [
         (
             {"keys": np.zeros(3, [("a", "i8")])},
             r"f: column 'keys' must be of integers.*\('a', '<i8'",
@@ -293,11 +283,9 @@ def check_refused(module, path, error):
         ({"scores": np.full(3, {}, object)}, "'scores' must be of integers.*: object"),
         ({"stamps": np.array([1, np.inf, 2])}, "'stamps' must be of integers.*: float64"),
         ({"stamps": np.zeros(3, [("a", "u4")])}, "'stamps' must be of integers"),
-    ],
-)
-def test_arrays_without_numbers_are_refused_and_not_left_out(tmp_path, columns, error):
-    module = importlib.import_module("sok_lite.cli.importers.npz")
-    check_refused(module, with_columns(module, tmp_path / "f", **columns), error)
+    ]:
+        module = importlib.import_module("sok_lite.cli.importers.npz")
+        check_refused(module, with_columns(module, tmp_path / "f", **columns), error)
 
 
 def test_an_array_that_is_there_twice(tmp_path):
@@ -308,17 +296,15 @@ def test_an_array_that_is_there_twice(tmp_path):
     check_refused(module, path, "'keys.npy' is in it twice")
 
 
-@pytest.mark.parametrize(
-    "text", ["{'descr': ('<f4', (", "{[]: 1}", "(" * 9000, "{'descr': '(2,', 'shape': (), %s}"]
-)
-def test_a_header_of_an_array_that_no_parser_takes(tmp_path, text):
-    module = importlib.import_module("sok_lite.cli.importers.npz")
-    path = with_columns(module, tmp_path / "f")
-    header = (text.replace("%s", "'fortran_order': False") + "\n").encode()
-    with zipfile.ZipFile(path, "a") as archive:
-        member = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
-        archive.writestr("x.npy", member)
-    check_refused(module, path, "f is corrupt.*the header of 'x.npy' is none")
+def test_a_header_of_an_array_that_no_parser_takes(tmp_path):
+    for text in ["{'descr': ('<f4', (", "{[]: 1}", "(" * 9000, "{'descr': '(2,', 'shape': (), %s}"]:
+        module = importlib.import_module("sok_lite.cli.importers.npz")
+        path = with_columns(module, tmp_path / "f")
+        header = (text.replace("%s", "'fortran_order': False") + "\n").encode()
+        with zipfile.ZipFile(path, "a") as archive:
+            member = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
+            archive.writestr("x.npy", member)
+        check_refused(module, path, "f is corrupt.*the header of 'x.npy' is none")
 
 
 KEYS = {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}
@@ -326,9 +312,8 @@ ROWS = {"dtype": "F32", "shape": [3, 2], "data_offsets": [24, 48]}
 STATE = {"dtype": "F32", "shape": [3, 2], "data_offsets": [48, 72]}
 
 
-@pytest.mark.parametrize(
-    ("tensors", "num_bytes", "error"),
-    [
+def test_tensors_that_overlap_or_are_none(tmp_path):
+    for tensors, num_bytes, error in [
         ([("keys", KEYS), ("values", ROWS | {"data_offsets": [0, 24]})], 24, "'values' does not"),
         ([("keys", KEYS), ("values", ROWS | {"data_offsets": [32, 56]})], 56, "'values' does not"),
         ([("values", ROWS), ("keys", KEYS), ("x", STATE | {"data_offsets": [40, 64]})], 64, "'x'"),
@@ -342,15 +327,13 @@ STATE = {"dtype": "F32", "shape": [3, 2], "data_offsets": [48, 72]}
             *(72, r"state 'm' must have shape \(n, dim\)"),
         ),
         ([("keys", KEYS), ("values", ROWS | {"dtype": "BOOL"})], 48, "the values are BOOL"),
-    ],
-)
-def test_tensors_that_overlap_or_are_none(tmp_path, tensors, num_bytes, error):
-    module = importlib.import_module("sok_lite.cli.importers.safetensors")
-    text = ", ".join(f"{json.dumps(name)}: {json.dumps(facts)}" for name, facts in tensors)
-    header = f"{{{text}}}".encode()
-    data = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
-    (tmp_path / "f").write_bytes(data)
-    check_refused(module, tmp_path / "f", error)
+    ]:
+        module = importlib.import_module("sok_lite.cli.importers.safetensors")
+        text = ", ".join(f"{json.dumps(name)}: {json.dumps(facts)}" for name, facts in tensors)
+        header = f"{{{text}}}".encode()
+        data = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+        (tmp_path / "f").write_bytes(data)
+        check_refused(module, tmp_path / "f", error)
 
 
 def test_bytes_of_safetensors_that_are_not_its_tensors(tmp_path):
@@ -388,22 +371,19 @@ def test_arrays_of_objects_and_of_other_byte_orders(tmp_path):
         one(module, path, columns="scores=o")
 
 
-@pytest.mark.parametrize(
-    ("lists", "error"),
-    [
+def test_lists_that_are_no_rows(tmp_path):
+    for lists, error in [
         ([[1.0, 2.0], [3.0], [4.0, 5.0]], "has lists of 2 and of 1 elements"),
         ([[1.0, 2.0], None, [4.0, 5.0]], "has values that are missing"),
         ([[1.0, 2.0], [3.0, None], [4.0, 5.0]], "has values that are missing"),
-    ],
-)
-def test_lists_that_are_no_rows(tmp_path, lists, error):
-    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    parquet = importlib.import_module("pyarrow.parquet")
-    module = importlib.import_module("sok_lite.cli.importers.parquet")
-    parquet.write_table(pyarrow.table({"key": [1, 2, 3], "value": lists}), tmp_path / "f")
-    source = one(module, tmp_path / "f")
-    with pytest.raises(ValueError, match=f"f is corrupt.*column 'value' {error}"):
-        whole(source, "values")
+    ]:
+        pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+        parquet = importlib.import_module("pyarrow.parquet")
+        module = importlib.import_module("sok_lite.cli.importers.parquet")
+        parquet.write_table(pyarrow.table({"key": [1, 2, 3], "value": lists}), tmp_path / "f")
+        source = one(module, tmp_path / "f")
+        with pytest.raises(ValueError, match=f"f is corrupt.*column 'value' {error}"):
+            whole(source, "values")
 
 
 def test_lines_of_parquet(tmp_path):

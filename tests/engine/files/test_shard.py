@@ -135,9 +135,8 @@ def test_another_length_is_noticed(tmp_path):
 ONE = {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}
 
 
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
+def test_a_header_that_lies_is_not_believed(tmp_path):
+    for header, reason in [
         ({"a": ONE | {"shape": [2]}}, "not where its shape says"),
         ({"a": ONE | {"shape": [-1]}}, "numbers that are none"),
         ({"a": ONE | {"shape": [1.0]}}, "numbers that are none"),
@@ -157,13 +156,11 @@ ONE = {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}
         (b'{"a": 1, "a": %s}' % json.dumps(ONE).encode(), "'a' is there twice"),
         (b"\xff\xff", "none of safetensors"),
         (b"[" * 100_000, "none of safetensors"),
-    ],
-)
-def test_a_header_that_lies_is_not_believed(tmp_path, header, reason):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    data = len(text).to_bytes(8, "little") + text + bytes(8)
-    with pytest.raises(ValueError, match=reason):
-        read_hostile(tmp_path, data)
+    ]:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        data = len(text).to_bytes(8, "little") + text + bytes(8)
+        with pytest.raises(ValueError, match=reason):
+            read_hostile(tmp_path, data)
 
 
 def test_a_header_is_there_and_not_longer_than_its_file(tmp_path):
