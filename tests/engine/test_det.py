@@ -2,18 +2,15 @@
 
 import numpy as np
 
-from tests.conftest import QUICK
-from tests.support.helpers import new_table
+from tests.support.helpers import new_table, sized
 from tests.support.table_audit import marks_of
-
-I64 = np.iinfo(np.int64)
 
 
 def test_the_index_follows_what_is_new_not_the_batch(backend):
     table = new_table(backend, dim=1)
     table.find_or_insert(np.arange(40))
     capacity = table.capacity
-    table.find_or_insert(np.arange(100_000 if QUICK else 1_000_000) % 40)
+    table.find_or_insert(np.arange(sized(backend, 200_000, 5_000)) % 40)
     assert table.capacity == capacity
 
 
@@ -22,7 +19,7 @@ def test_a_full_index_is_not_rebuilt_for_every_erased_key(backend):
     full = int(0.7 * 4096)
     table.find_or_insert(np.arange(full))
     before = table.statistics().rehashes_total
-    num_erased = 100 if QUICK else 500
+    num_erased = sized(backend, 500, 40)
     for i in range(num_erased):
         assert table.erase([i]) == 1
         table.find_or_insert([full + i])

@@ -75,25 +75,23 @@ def test_a_few_rows_are_not_looked_for(monkeypatch):
     assert looks == []
 
 
-@pytest.mark.parametrize("near_rows", [0, 8, 13])
-def test_rows_of_both_tiers_go_back(near_rows):
-    backend = forgetful_backend()
-    store = new_store(backend, 4, near_rows=near_rows)
-    ensure_state(store, "m", 0.5)
-    store.allocate(41)
-    before = store.tier_bytes()
-    assert store.near_rows == near_rows
-    store.release(np.arange(40, dtype=np.uint32))
-    store.give_back()
-    # 12 to 15 are a block of near and far rows where 13 are near; the last block has one row.
-    assert sorted(returned(store)) == list(range(40))
-    bytes_gone = (near_rows * 32, (40 - near_rows) * 32)
-    assert store.tier_bytes() == tuple(
-        told - gone for told, gone in zip(before, 2 * bytes_gone, strict=True)
-    )
-    rows = store.allocate(20)
-    assert int((rows < near_rows).sum()) == near_rows
-    assert (store.read(rows, column="m") == 0.5).all()
+def test_rows_of_both_tiers_go_back():
+    for near_rows in (0, 8, 13):
+        store = new_store(forgetful_backend(), 4, near_rows=near_rows)
+        ensure_state(store, "m", 0.5)
+        store.allocate(41)
+        before = store.tier_bytes()
+        assert store.near_rows == near_rows
+        store.release(np.arange(40, dtype=np.uint32))
+        store.give_back()
+        # 12 to 15 are a block of near and far rows where 13 are near; the last block has one row.
+        assert sorted(returned(store)) == list(range(40))
+        gone = (near_rows * 32, (40 - near_rows) * 32)
+        after = tuple(told - less for told, less in zip(before, 2 * gone, strict=True))
+        assert store.tier_bytes() == after
+        rows = store.allocate(20)
+        assert int((rows < near_rows).sum()) == near_rows
+        assert (store.read(rows, column="m") == 0.5).all()
 
 
 def test_far_rows_in_a_file_keep_their_place(tmp_path):
