@@ -123,7 +123,7 @@ def until_it_is_full(kind, limit, spare):
     with open("/proc/self/statm") as file:
         in_use = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(which, (in_use + spare, hard))
-    held, failures, first = [np.arange(0)], 0, 0
+    held, failures, first, has_erased = [np.arange(0)], 0, 0, False
     while failures < 30:
         keys, size = np.arange(first, first + batch), table.size
         try:
@@ -140,12 +140,11 @@ def until_it_is_full(kind, limit, spare):
         with contextlib.suppress(MemoryError):
             found = table.lookup(known, insert=False).values
             assert (found == (known % 1000).astype(np.float32)[:, None]).all()
-        if failures == 15 and len(held) > 2:  # what is given back can be used again
+        if failures == 15 and not has_erased:  # what is given back can be used again
             with contextlib.suppress(MemoryError):
                 table.erase(held[1])
-            if not bool(table.contains(held[1][:1]).any()):
+                has_erased, batch = True, 4096
                 del held[1]
-                batch = 4096
     resource.setrlimit(which, (hard, hard))
     audit(table)
     keys, rows = table.export()
