@@ -59,8 +59,9 @@ def run_round(backend: Backend, seed: int, counts: Counter) -> None:
     kind, n = dice.choice(kinds), dice.choice([4, 10, 10, 30])
     names = [name for name, case in CASES.items() if kind in case.kinds]
     name = dice.choice(names)
-    plain = [name for name in names if _is_plain(CASES[name]) and not CASES[name].others]
-    length = dice.choice([0, 1, 3, 8]) if _is_plain(CASES[name]) else 0
+    # The log of removals never takes another seed: it loses keys that are chosen against the hash.
+    plain = [n for n in names if _is_plain(CASES[n]) and not CASES[n].others and n != "reseed"]
+    length = dice.choice([0, 1, 3, 8]) if plain and _is_plain(CASES[name]) else 0
     history = tuple(dice.choices(plain, k=length))
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(backend, kind, n, folder if dice.random() < 0.5 else None)

@@ -425,7 +425,7 @@ CASES = {
         lambda before, after: bool(after.removals) and not before.removals,
     ),
     "forget_removals": _reading(
-        lambda bench, tables: tables[0].forget_removals(before=3),
+        lambda bench, tables: tables[0].forget_removals(before=min(3, tables[0].num_lookups)),
         _LOGS,
         lambda before, after: after.removals != before.removals,
     ),
