@@ -1,6 +1,6 @@
 """Kernel launches that are prepared first, and made as one for several tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 # Launches of one backend and one kernel can be one.
@@ -31,6 +31,15 @@ def launch_all(*sequences: Iterable[Launch]) -> None:
     for which a sequence may wait. All arguments are packed before the first launch, so a TypeError
     or a MemoryError comes before any kernel runs.
     """
+    for launch in packed_launches(*sequences):
+        launch()
+
+
+def packed_launches(*sequences: Iterable[Launch]) -> list[Callable[[], None]]:
+    """Returns the launches that `launch_all` makes, to be called in order: no call allocates.
+
+    TypeError, MemoryError: arguments cannot be packed; no kernel has run.
+    """
     by_kinds: dict[tuple[_Kind, ...], list[list[Launch]]] = {}
     for launches in sequences:
         with_items = [each for each in launches if each.args.num_items > 0]
@@ -49,8 +58,7 @@ def launch_all(*sequences: Iterable[Launch]) -> None:
         backend, kernel = kind
         ready += backend.packed(kernel, tables)
         left = [kinds for kinds in left if num_done[kinds] < len(kinds)]
-    for launch in ready:
-        launch()
+    return ready
 
 
 def _next_kind(left: Sequence[Sequence[_Kind]]) -> _Kind:

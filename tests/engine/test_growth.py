@@ -1,5 +1,6 @@
 """An index that grows and shrinks segment by segment, with segments so small that it has many."""
 
+import contextlib
 import itertools
 import weakref
 
@@ -141,6 +142,33 @@ def test_a_growth_that_fails_on_its_way_leaves_a_table_that_works(small, kind, m
             audit(each)
             assert_holds(each, oracle)
     assert irregular or at == 1
+
+
+def test_an_insertion_whose_arguments_find_no_memory_inserts_nothing(small, kind, monkeypatch):
+    """Arguments of a launch are packed before the first kernel of a change runs."""
+    table, oracle = make(small, kind), DictTable(2, first_row(2))
+    packed, done, is_failing = small.packed, set(), False
+
+    def fails(kernel, tables):
+        nonlocal is_failing
+        if kernel in done or is_failing:  # what undoes it has memory
+            return packed(kernel, tables)
+        done.add(kernel)
+        is_failing = True
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(small, "packed", fails)
+    keys = np.arange(40)
+    while table.size == 0:
+        is_failing = False
+        with contextlib.suppress(MemoryError):
+            table.find_or_insert(keys)
+        if not is_failing:
+            oracle.find_or_insert(keys)
+        is_failing = True
+        audit(table)
+        assert_holds(table, oracle)
+    assert len(done) >= 5
 
 
 def test_it_shrinks_when_keys_go(small, kind):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.backend.launches import launch_all
+from sok_lite.backend.launches import packed_launches
 from sok_lite.engine.table import insert
 from sok_lite.engine.table.hkv import RefusedError
 from tests.support.eviction_facts import Watched
@@ -179,13 +179,15 @@ def test_to_return_what_was_evicted_needs_no_memory_beyond_that_of_the_change(mo
     table.find_or_insert(np.arange(1024))
     before = 0
 
-    def measured(*launches):
+    def measure():
         nonlocal before
-        launch_all(*launches)
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
 
-    monkeypatch.setattr(insert, "launch_all", measured)
+    def packed(*launches):
+        return [*packed_launches(*launches), measure]
+
+    monkeypatch.setattr(insert, "packed_launches", packed)
     tracemalloc.start()
     try:
         _, evicted = table.lookup_and_evict(np.arange(10_000, 10_900))

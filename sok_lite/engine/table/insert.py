@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.launches import Launch, launch_all, packed_launches
 from sok_lite.backend.ragged import split, split_offsets
 from sok_lite.engine.dedup import Missing, dedup
 from sok_lite.engine.pooling import COMBINERS
@@ -651,12 +651,15 @@ def _insert_all(
     """
     try:
         _reserve_slots(backend, counters, insertions)
-        launches = [each.commit_launches() for each in insertions.values()]
+        commits = packed_launches(
+            *(each.commit_launches() for each in insertions.values()), *others
+        )
     except BaseException:
         for each in insertions.values():
             each.release_slots()
         raise
-    launch_all(*launches, *others)
+    for launch in commits:
+        launch()
     counted = None
     if any(each.needs_counts for each in insertions.values()):
         counted = backend.to_host(counters).tolist()
