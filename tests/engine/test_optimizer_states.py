@@ -300,6 +300,17 @@ def test_a_rule_that_comes_to_need_one_more_state_keeps_the_others(backend):
     assert states_of(table, optimizer).keys() == {"rms", "momentum"}
 
 
+def test_states_that_are_added_together_have_columns_of_their_own():
+    store = RowStore(get_backend("cpu"), 2, row_dtype("float32"))
+    store.add_states({"m": (2, 0.0)}, StateOwner())
+    columns = store.add_states({"m": (2, 1.0), "m (2)": (2, 2.0)}, StateOwner())
+    assert [column.state for column in columns] == ["m", "m (2)"]
+    assert len({"m", *(column.name for column in columns)}) == 3
+    rows = store.allocate(3)
+    for column, expected in zip(columns, (1, 2), strict=True):
+        assert (store.read(rows, column=column.name) == expected).all()
+
+
 def test_a_far_file_gives_its_space_back(tmp_path):
     path = tmp_path / "rows"
     store = RowStore(get_backend("cpu"), 64, row_dtype("float32"), near_rows=64, far_path=str(path))

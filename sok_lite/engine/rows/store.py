@@ -17,7 +17,7 @@ import contextlib
 import copy
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ctypes import addressof
 from typing import Any, NamedTuple
 
@@ -160,10 +160,14 @@ class RowStore(RowAccess):
             raise
         return memory, self._far_file.num_bytes
 
-    def unused_name(self, state: str) -> str:
-        """Returns a column name for a state: the state's name, with a number if it is taken."""
+    def unused_name(self, state: str, others: Collection[str] = ()) -> str:
+        """Returns a column name for a state: the state's name, with a number if it is taken.
+
+        Args:
+          others: column names that are taken besides those of the store.
+        """
         names = itertools.chain([state], (f"{state} ({i})" for i in itertools.count(2)))
-        return next(name for name in names if name not in self.columns)
+        return next(name for name in names if name not in self.columns and name not in others)
 
     def add_states(self, kinds: Kinds, owner: StateOwner | None) -> list[Column]:
         """Adds float32 columns for the states of an owner, all or none; None: free states.
@@ -172,10 +176,10 @@ class RowStore(RowAccess):
           MemoryError: the store is as it was.
         """
         where, dtype = (self.chunk_shift, self._far_file, 0), np.dtype(np.float32)
-        columns = [
-            Column(self.backend, self.unused_name(name), dim, dtype, initial, *where, name, owner)
-            for name, (dim, initial) in kinds.items()
-        ]
+        columns: list[Column] = []
+        for name, (dim, initial) in kinds.items():
+            unused = self.unused_name(name, [column.name for column in columns])
+            columns.append(Column(self.backend, unused, dim, dtype, initial, *where, name, owner))
         self._add_columns(columns)
         return columns
 
