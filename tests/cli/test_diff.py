@@ -72,13 +72,15 @@ def test_a_tolerance_is_of_each_element(tmp_path):
         assert run("diff", *paths, "--tolerance", tolerance)[0] == 2
     for one, other, by in (
         *(([1.0], [np.nan], "nan"), ([1.0], [np.inf], "inf")),
-        ([2**60], [2**60 + 1], ""),
+        ([2**60], [2**60 + 1], "1:"),
+        ([-(2**63)], [2**63 - 1], "1.84467e+19:"),
     ):
         dtype = np.array(other).dtype.name
         with_rows(tmp_path / "a", np.array([one], dtype), dtype=dtype)
         with_rows(tmp_path / "b", np.array([other]), dtype=dtype)
         (line,) = findings(*paths, *["--tolerance", 1e30] * (dtype == "float64"))
         assert f"rows of 1 of 1 key differ, by up to {by}" in line
+    fine("diff", *paths, "--tolerance", 2**64)
 
 
 def test_tables_and_kinds_that_differ(tmp_path):

@@ -207,13 +207,18 @@ def _records(source: Source, column: str, dtype: np.dtype) -> Iterator[np.ndarra
 
 def _compare_rows(
     first: np.ndarray, second: np.ndarray, tolerance: float
-) -> tuple[np.ndarray, np.floating]:
+) -> tuple[np.ndarray, np.number]:
     """Returns which rows differ, and the largest difference of two elements."""
     with np.errstate(invalid="ignore", over="ignore"):
         is_equal = first == second
         if first.dtype.kind == "f" or second.dtype.kind == "f":
             is_equal |= (first != first) & (second != second)
-        distances = np.abs(first.astype(np.float64) - second.astype(np.float64))
+        if np.result_type(first, second).kind in "iu":
+            # Differences modulo 2**64 are exact; float64 has not every integer above 2**53.
+            larger, smaller = np.maximum(first, second), np.minimum(first, second)
+            distances = larger.astype(np.uint64) - smaller.astype(np.uint64)
+        else:
+            distances = np.abs(first.astype(np.float64) - second.astype(np.float64))
         distances[is_equal] = 0
     is_near = is_equal | ((distances <= tolerance) & (tolerance > 0))
     return ~is_near.all(axis=1), np.max(distances, initial=0.0)
