@@ -45,7 +45,7 @@ class Results:
 
     def _tensor(self, array: Array, dtype: tf.DType) -> tf.Tensor:
         if array.ndim == 0:
-            return tf.constant(array, dtype)
+            return tf.constant(self._backend.to_host(array), dtype)
         return to_tensor(array, dtype, self._backend)
 
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite import dynamic_embedding as de
 from sok_lite.backend import get_backend
 from sok_lite.bridge import tensor
 from sok_lite.bridge.host_call import on_device
@@ -148,6 +149,15 @@ def test_tensorflow_gets_what_cupy_keeps(play, mode):
     assert pool.free_bytes() >= 1 << 20
     play.has_room = lambda: pool.free_bytes() < 1 << 20
     np.testing.assert_array_equal(look_up(), np.ones((100, 3)))
+
+
+@pytest.mark.usefixtures("initialised")
+def test_one_key_of_a_table_of_tfra_may_be_a_scalar(play, mode):
+    table = de.get_variable("user", dim=3)
+    table.upsert([5], [[1.0, 2.0, 3.0]])
+    look_up = mode(lambda: table.lookup(tf.constant(5, tf.int64), return_exists=True))
+    row, exists = look_up()
+    assert row.numpy().tolist() == [1, 2, 3] and exists.numpy() == np.True_
 
 
 @pytest.fixture
