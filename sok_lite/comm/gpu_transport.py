@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.protocol import Communicator, CommunicatorError, RanksDifferError
+from sok_lite.comm.protocol import (
+    Communicator,
+    CommunicatorError,
+    RanksDifferError,
+    allgather_texts,
+)
 
 LONGEST_REASON_BYTES = 4096
 
@@ -286,6 +291,4 @@ def _gpu(backend: Backend) -> str:
 
 
 def _gather_json(comm: Communicator, card: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = np.frombuffer(json.dumps(card).encode(), np.uint8)
-    gathered = comm.allgatherv(rows, call="gpu_transport")
-    return [json.loads(part.tobytes()) for part in gathered.by_rank()]
+    return [json.loads(text) for text in allgather_texts(comm, json.dumps(card), "gpu_transport")]

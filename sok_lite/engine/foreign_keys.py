@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.comm.protocol import Communicator
+from sok_lite.comm.protocol import Communicator, allgather_texts
 from sok_lite.engine.failure import together
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.locking import with_lock
@@ -178,8 +178,7 @@ def _check_once(table: EmbeddingTable, foreign: np.ndarray, comm: Communicator, 
         holders += [comm.rank] * bool(np.isin(key, asked.rows[is_here]))
         on = ", ".join(map(str, sorted(holders)))
         example = f"{kind.from_int64(np, key)[0]}, of rank {comm.rank}, on ranks {on}"
-    texts = comm.allgatherv(np.frombuffer(example.encode(), np.uint8), call="foreign keys")
-    first = texts.by_rank()[np.flatnonzero(counts)[0]].tobytes().decode()
+    first = allgather_texts(comm, example, "foreign keys")[np.flatnonzero(counts)[0]]
     raise ForeignKeysError(
         f"{what} must have each key once. Received: {counts.sum():,} keys of table {table.name!r} "
         f"are on several ranks, such as key {first}. Nothing was saved. Erase them on the ranks "

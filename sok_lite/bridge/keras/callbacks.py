@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.job import other_ranks
@@ -21,6 +20,7 @@ from sok_lite.bridge.keras.training import has_custom_step
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import refuse_unsupported
 from sok_lite.comm import Communicator
+from sok_lite.comm.protocol import allgather_texts
 
 # Each row becomes a column of pixels, at most so many in a PNG.
 _MOST_ROWS_OF_AN_IMAGE = 1_000_000
@@ -117,8 +117,7 @@ def _check_backup_folder(comm: Communicator, folder: Any) -> None:
     """Raises, on all ranks, if ranks see different files and so would restore differently."""
     files = sorted(tf.io.gfile.listdir(folder)) if tf.io.gfile.isdir(folder) else []
     text = f"{str(folder)!r} with {', '.join(files) or 'no files'}"
-    gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call="BackupAndRestore")
-    found = [part.tobytes().decode() for part in gathered.by_rank()]
+    found = allgather_texts(comm, text, "BackupAndRestore")
     if len(set(found)) > 1:
         raise ValueError(
             "BackupAndRestore must have one folder that all ranks see, for rank 0 writes the rows "

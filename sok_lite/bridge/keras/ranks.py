@@ -15,7 +15,7 @@ from sok_lite.bridge.keras import data, held, hooks
 from sok_lite.bridge.keras.callbacks import check_fit
 from sok_lite.bridge.keras.classes import made_class
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.comm.protocol import Communicator, RanksDifferError
+from sok_lite.comm.protocol import Communicator, RanksDifferError, allgather_texts
 
 # Attribute of models: whether an `AllRanks` callback makes their weights equal.
 _IS_TOLD = "_sok_lite_all_ranks"
@@ -203,9 +203,7 @@ def _check_callbacks(comm: Communicator, package: Any, callbacks: Sequence[Any])
         # A subclass of Keras' may save in another way.
         if type(each) in of_keras or getattr(each, "_of_every_rank", False)
     ]
-    text = np.frombuffer((", ".join(sorted(names)) or "none").encode(), np.uint8)
-    gathered = comm.allgatherv(text, "the callbacks of fit()").by_rank()
-    found = [part.tobytes().decode() for part in gathered]
+    found = allgather_texts(comm, ", ".join(sorted(names)) or "none", "the callbacks of fit()")
     if len(set(found)) > 1:
         raise RanksDifferError(
             "Every rank must give fit() the callbacks that save, or look at all ranks, for each "
