@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, RanksDifferError
+from sok_lite.comm.protocol import Communicator, RanksDifferError, allgather_texts
 from sok_lite.engine.static_table import AnyTable
 
 
@@ -25,9 +25,9 @@ def check_equal_on_all_ranks(comm: Communicator, description: dict[str, Any], wh
     """
     if comm.size == 1:
         return
-    text = json.dumps(description, default=_plain).encode()
-    gathered = comm.allgatherv(np.frombuffer(text, np.uint8), call="check_equal_on_all_ranks")
-    mine, *others = (json.loads(part.tobytes()) for part in gathered.by_rank())
+    text = json.dumps(description, default=_plain)
+    gathered = allgather_texts(comm, text, call="check_equal_on_all_ranks")
+    mine, *others = map(json.loads, gathered)
     for rank, theirs in enumerate(others, start=1):
         for field in [*mine, *(field for field in theirs if field not in mine)]:
             a, b = (repr(x[field]) if field in x else "missing" for x in (mine, theirs))

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
-from sok_lite.comm import run_ranks
+from sok_lite.comm import RanksDifferError, run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine import hashing
+from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import acquire_states
@@ -43,6 +45,26 @@ CASES = [
     *((33, "int64", "float64"), (33, "int32", "int8"), (33, "uint64", "int64")),
     *((33, "int32", "int32"), (1000, "int64", "float32")),
 ]
+
+
+def test_ranks_that_see_different_checkpoints_load_none(tmp_path, monkeypatch):
+    """Such as folders of one name, of two machines."""
+    names = ["a", "b"]
+    for name, keys in zip(names, ([1, 2], [3]), strict=True):
+        saved = new_table(get_backend("cpu"), 2)
+        saved.find_or_insert(keys)
+        dump(tmp_path / name, [saved], ONE)
+    of_thread = threading.local()
+    monkeypatch.setattr(manifest, "newest_at", lambda path: f"{path}/{of_thread.name}")
+
+    def program(comm):
+        of_thread.name = names[comm.rank]
+        table = new_table(get_backend("cpu"), 2)
+        with pytest.raises(RanksDifferError, match="The checkpoint at .* same on all ranks.*files"):
+            load(tmp_path, [table], comm)
+        return table.size
+
+    assert run_ranks(2, program) == [0, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

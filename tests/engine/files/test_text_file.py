@@ -57,6 +57,12 @@ def test_texts_come_back_with_the_rows(tmp_path):
     assert table.texts.all() == texts_of([0, *range(4, 33), 99])
 
 
+def test_texts_are_downloaded(stores_here):
+    pytest.importorskip("fsspec")
+    dump("memory://texts/c", [table_with(range(5))], ONE)
+    assert loaded("memory://texts/c").texts.all() == texts_of(range(5))
+
+
 def test_an_increment_has_all_texts(tmp_path):
     table = table_with(range(5))
     dump(tmp_path, [table], ONE)
