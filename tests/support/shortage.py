@@ -98,12 +98,17 @@ class _Arrays:
 class Preloaded(_Shortage):
     """The same by failing_memory.cpp, for allocations of at least a kilobyte."""
 
+    def __init__(self, at, for_good):
+        super().__init__(at, for_good)
+        library = ctypes.CDLL(None)  # now: while memory fails none is left for it
+        self._fail, self._spare = library.sok_fail_memory, library.sok_spare_memory
+
     def __enter__(self):
-        ctypes.CDLL(None).sok_fail_memory(self.at, int(self.for_good), 1024)
+        self._fail(self.at, int(self.for_good), 1024)
         return self
 
     def __exit__(self, *error):
-        self.calls = ctypes.CDLL(None).sok_spare_memory()
+        self.calls = self._spare()
 
 
 def until_it_is_full(kind, limit, spare):
