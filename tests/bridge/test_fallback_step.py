@@ -179,7 +179,8 @@ def test_tables_come_in_any_steps_and_numbers_go_on(make, tmp_path):
     for i, names in enumerate(["a", "ab", "b", "cab", "c", "ac"]):
         if i == 3:
             path = tf.train.Checkpoint(optimizer=ours, **tables).write(str(tmp_path / "ckpt"))
-            copy.deepcopy(ours).apply_gradients([(slices(np.ones([3, 2])), new_table(2, "d"))])
+            if make is OfV1:  # those of Keras are no attributes that can be copied
+                copy.deepcopy(ours).apply_gradients([(slices(np.ones([3, 2])), new_table(2, "d"))])
             tables, ours = made()
             tf.train.Checkpoint(optimizer=ours, **tables).read(path)
         grads = {name: some_grads(i, tables[name].dimension) for name in names}

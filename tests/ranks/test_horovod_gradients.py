@@ -53,7 +53,7 @@ def test_a_gradient_that_horovod_has_gathered_raises_and_changes_nothing(comm, r
         variables = [model.table, model.dense]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-    text = "2 of 4 keys of the gradient of table 'gathered .*register_local_source"
+    text = "2 of 4 keys of the gradient of table 'gathered' .*register_local_source"
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=text):
         step()
     keys, rows = sok.export(model.table)

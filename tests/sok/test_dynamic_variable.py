@@ -104,9 +104,9 @@ def test_the_repr_tells_keys_fill_and_memory():
 def test_export_gives_what_assign_took(n, dtype, key_type, mode):
     v, other = (sok.DynamicVariable(4, dtype=dtype, key_type=key_type, name="same") for _ in "ab")
     rng, limits = np.random.default_rng(n), np.iinfo(key_type)
-    edges = [limits.min, limits.min + 1, 0, 7, limits.max - 1, limits.max]
+    edges = dict.fromkeys([limits.min, limits.min + 1, 0, 7, limits.max - 1, limits.max])
     drawn = rng.integers(limits.min, limits.max, 1000, key_type)
-    keys = np.concatenate([np.array(edges, key_type), drawn])[:n]
+    keys = np.concatenate([np.array([*edges], key_type), drawn])[:n]
     values = rng.normal(size=(n, 4)).astype(v.dtype.as_numpy_dtype)
 
     @mode

@@ -272,6 +272,8 @@ def test_a_step_warns_of_the_variables_that_have_no_gradient(family, without):
     names = {"table": [table.path], "dense": ["dense"], "both": [table.path, "dense"]}[without]
     if family == "TF1":  # whose optimizers say nothing
         names = []
+    if family in ("tf_keras", "legacy"):  # which log those that they leave out of a step
+        names = names[:1]
     text = " ".join(str(each.message) for each in found)
     assert all(name in text for name in names) and "second" not in text
     assert bool(found) == bool(names)
@@ -297,17 +299,17 @@ def test_states_that_are_not_there_are_said_to_be_so():
 @pytest.mark.parametrize("make", [lambda: k3.Adam(0.1), OfKeras3], ids=["rule", "fallback"])
 def test_nonfinite_gradients_are_counted_or_an_error_before_anything_changes(make, mode):
     table, _ = new_pair()
-    dense, inner = tf.Variable([1.0]), make()
+    dense, inner = tf.Variable([[1.0]]), make()
     ours = sok.OptimizerWrapper(inner, on_nonfinite="error")
     before = rows_of(table)
     grads = np.ones((3, DIM), np.float32)
     grads[1, 2] = np.inf
-    pairs = [(slices(grads), table), (tf.constant([1.0]), dense)]
+    pairs = [(slices(grads), table), (tf.constant([[1.0]]), dense)]
     step = mode(applying(ours, lambda: pairs))
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="1 of 3 gradient rows"):
         step()
     np.testing.assert_array_equal(rows_of(table), before)
-    np.testing.assert_array_equal(dense, [1.0])
+    np.testing.assert_array_equal(dense, [[1.0]])
     assert int(inner.iterations) == 0
     ours = sok.OptimizerWrapper(make())
     mode(applying(ours, lambda: pairs))()

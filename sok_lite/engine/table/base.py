@@ -91,13 +91,10 @@ class TableBase(Lockable, ABC):
     all_ranks_refusal: str | None = None
     lists_states = True
     step_type: Any = None
-    refused = (0, 0)
     keeps_every_key = True
     counts_repeats = False
     sees_updates = False
     index: Index
-    tiers: RowTiers | None = None
-    pending: PendingCounts | None = None
     texts: TextStore | None = None
     ids: str | None = None
 
@@ -136,6 +133,10 @@ class TableBase(Lockable, ABC):
         self.table_seed = table_seed(self.seed, name)
         self.clock = Clock.of(self.record)
         self.removals: RemovalLog | None = None
+        # Changes assign these: a new attribute there might find no memory.
+        self.tiers: RowTiers | None = None
+        self.pending: PendingCounts | None = None
+        self.refused = (0, 0)
         self.rounds_gradients = rounds_gradients
         self.dumps: tuple[DumpMark, ...] = ()
         self.row_cache = RowCache(self.record)
