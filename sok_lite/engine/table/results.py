@@ -123,10 +123,8 @@ class Statistics(_Numbers):
       capacity: slots of the index.
       load_factor: size / capacity.
       found_total, missed_total: keys that lookups (`find`, `find_or_insert`, `lookup`) found and
-        did not. On one rank a repeated key counts each time. With several ranks it counts once for
-        each call and rank that asks for it, since a rank sends a key to its owner once: so the
-        numbers, and a hit rate of them, compare only between jobs of equally many ranks. In which
-        memory rows are makes no difference.
+        did not. On one rank a repeated key counts each time, on several once for each call and rank
+        that asks for it: compare only jobs of equally many ranks.
       inserted_total: keys that got a row.
       evicted_total: keys that lost it to another key.
       refused_total: keys that got none since there was no room, each time they were refused.
