@@ -46,7 +46,7 @@ SIGNALS = """
     while struck < count:
         name = dice.choice(names)
         if name not in known:
-            facts = Facts.of(bench, name)
+            facts = Facts.of(bench, name, ())
             tables, start = facts.spare.pop(), time.perf_counter()
             facts.case.work(bench, tables)
             known[name] = facts, time.perf_counter() - start
