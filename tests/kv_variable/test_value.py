@@ -66,17 +66,6 @@ def test_a_session_runs_a_variable(made):
         assert fetched["a"].shape == fetched["b"][0].shape == (4, 3)
 
 
-def test_an_export_leaves_out_rows_of_zeros_as_they_are_now(here, made):
-    variable = made()
-    rows = np.array([[0, 0, 0], [0, 1e-30, 0], [0, 0, -1.0], [0, 0, 0]], np.float32)
-    here.run(lambda k, r: kv.insert_kv_embedding(variable, k, r), [1, 2, 3, 4], rows)
-    assert here.run(variable.export)[0].tolist() == [3]
-    assert here.run(lambda: variable.export(cutoff=None))[0].tolist() == [1, 2, 3, 4]
-    assert here.run(lambda: variable.export(cutoff=2.0))[0].tolist() == []
-    here.run(lambda k, r: kv.insert_kv_embedding(variable, k, r), [4], rows[2:3])
-    assert here.run(variable.export)[0].tolist() == [3, 4]
-
-
 # ---- gradient ------------------------------------------------------------------------------------
 
 
