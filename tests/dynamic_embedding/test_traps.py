@@ -88,6 +88,16 @@ def test_a_trained_variable_is_freed_while_its_optimizer_lives(traced):
     assert [table() for table in tables] == [None, None]
 
 
+def test_there_are_no_buffers_to_skip():
+    assert de.shadow_ops.DEResourceVariable is de.DEResourceVariable
+    variable = de.Variable(dim=2)
+    shadow = variable.get_trainable_by_name("t")
+    de.embedding_lookup(variable, tf.constant([1], tf.int64), name="t")
+    holders = (shadow, variable, variable.rows)
+    parts = [part for holder in holders for part in [holder, *vars(holder).values()]]
+    assert not any(isinstance(part, de.DEResourceVariable) for part in parts)
+
+
 # ---- what the package changes of TensorFlow and Keras --------------------------------------------
 
 BEFORE, AFTER = PROGRAM.split("import sok_lite as sok\n")
