@@ -1,5 +1,7 @@
 """Counts and times of keys, admission by counts, removal by time: against dicts."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -72,6 +74,7 @@ class Calls:
         self.here, self.variable, self.known, self.rng = here, variable, known, rng
         self.parts, self.knows_times = variable.parts, knows_times
         self.optimizer = tf1.train.GradientDescentOptimizer(0.25)
+        self.operations = itertools.cycle(FUNCTIONS)
 
     def take(self, name):
         keys = self.rng.choice(KEYS, self.rng.integers(0, 6))
@@ -128,12 +131,12 @@ class Calls:
 
     def scatter(self, keys, listed):
         """By any part: it reaches keys of the others."""
-        operation, to = self.rng.choice([*FUNCTIONS]), self.rng.choice(len(self.parts) + 1)
-        rows = self.rng.choice([-2.0, -0.5, 0.25, 4.0], (len(keys), DIM)).astype(np.float32)
-        variable = [self.variable, *self.parts][to]
-        write = getattr(variable, f"scatter_{operation}")
-        self.here.run(lambda k, r: write(tf.IndexedSlices(r, k)), keys, rows)
-        self.known.write(listed, rows, FUNCTIONS[operation])
+        for operation in itertools.islice(self.operations, 3):
+            variable = [self.variable, *self.parts][self.rng.integers(len(self.parts) + 1)]
+            rows = self.rng.choice([-2.0, -0.5, 0.25, 4.0], (len(keys), DIM)).astype(np.float32)
+            write = getattr(variable, f"scatter_{operation}")
+            self.here.run(lambda k, r, write=write: write(tf.IndexedSlices(r, k)), keys, rows)
+            self.known.write(listed, rows, FUNCTIONS[operation])
 
     def delete(self, keys, listed):
         self.here.run(self.variable.delete, keys)
@@ -141,8 +144,9 @@ class Calls:
 
     def expire(self, keys, listed):
         """Keys with a row and without, of the whole or of a part."""
-        seconds, part = 86400 * int(self.rng.integers(1, 5)), len(self.parts)
-        given = {"seconds": seconds} if self.rng.integers(2) else {"threshold": seconds // 86400}
+        ages = [int(self.known.now.time) - time for time in self.known.times.values()]
+        seconds, part = int(self.rng.choice(ages or [86400])), len(self.parts)
+        given = {"seconds": seconds} if self.rng.integers(2) else {"threshold": seconds / 86400}
         variable = self.variable
         if self.rng.integers(2):
             part = int(self.rng.integers(len(self.parts)))
@@ -185,23 +189,22 @@ class Calls:
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize("threshold", [0, 1, 2, 3])
-def test_any_calls_do_to_keys_what_they_do_to_dicts(here, made, now, threshold):
-    variable = made(initializer=tf1.ones_initializer(), enter_threshold=threshold)
-    assert variable.enter_threshold == threshold
-    knows_times = threshold % 2 == 0
-    if knows_times:
-        variable.table.record.allows = 0  # native code has the machine's clock
-    rng = np.random.default_rng(threshold)
-    calls = Calls(here, variable, Known(threshold, now), rng, knows_times)
+@pytest.mark.parametrize("thresholds", [(0, 3), (1, 2)])
+def test_any_calls_do_to_keys_what_they_do_to_dicts(here, made, now, thresholds):
     names = ["look_up", "pool", "predict", "count", "train", "insert", "scatter", "delete"]
-    calls.check()
-    for name in [*rng.permutation(names * 3), *rng.permutation(names + ["expire"] * 2)]:
-        if name == "expire" and not knows_times:
-            continue
-        now.time += 0.4 * 86400
-        calls.take(name)
+    for knows_times, threshold in enumerate(thresholds):
+        options = {"initializer": tf1.ones_initializer(), "enter_threshold": threshold}
+        variable = made(f"of_{threshold}", **options)
+        assert variable.enter_threshold == threshold
+        if knows_times:
+            variable.table.record.allows = 0  # native code has the machine's clock
+        rng = np.random.default_rng(threshold)
+        calls = Calls(here, variable, Known(threshold, now), rng, knows_times)
         calls.check()
+        for name in rng.permutation([*names * 2, *["expire"] * (5 * knows_times)]):
+            now.time += 0.5 * 86400
+            calls.take(name)
+            calls.check()
 
 
 def test_no_row_before_admission():
