@@ -1,13 +1,18 @@
 """Initializers of Keras 3, tf_keras, TensorFlow and TF1, mapped and compared with their own."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_lite as sok
+from sok_lite import dynamic_embedding as de
 from sok_lite.backend import get_backend
 from sok_lite.engine.initializer import Initializer, RowInitializer
 from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.keras import Table
 from tests.support.helpers import initial_values
 
 tf_keras = pytest.importorskip("tf_keras")
@@ -121,3 +126,51 @@ def test_what_a_table_cannot_do_is_refused(package):
         make_initializer(PACKAGES[package].Orthogonal(), 4)
     with pytest.raises(ValueError, match="one number for all elements"):
         make_initializer(tf.constant_initializer([1.0, 2.0]), 3)
+
+
+# A table of 12 columns of each API, and its rows of keys.
+APIS = {
+    "sok": (
+        lambda initializer, **options: sok.DynamicVariable(
+            12, initializer=initializer, name="fans", **options
+        ),
+        tf.nn.embedding_lookup,
+    ),
+    "TFRA": (
+        lambda initializer, **options: de.Variable(
+            dim=12, initializer=initializer, name="fans", **options
+        ),
+        lambda table, keys: table.lookup(keys),
+    ),
+    "Keras": (
+        lambda initializer, **options: Table("fans", 12, initializer, **options),
+        lambda table, keys: table(keys, training=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["glorot_normal", "he_normal", "lecun_uniform"])
+@pytest.mark.parametrize("api", APIS)
+def test_rows_begin_as_those_of_a_weight_and_without_its_shape_it_is_said(api, name, recwarn):
+    (make, look_up), initializer = APIS[api], keras.initializers.get(name)
+
+    def deviation(**options):
+        return np.std(look_up(make(initializer, **options), np.arange(2000)))
+
+    shape = (2000, 12)
+    assert abs(deviation(row_shape=shape) / np.std(initializer(shape)) - 1) < 0.03
+    for plain in (keras.initializers.VarianceScaling(mode="fan_out"), "uniform", 0.5):
+        if isinstance(plain, float) or api != "TFRA":  # which knows no names
+            make(plain)
+    assert not [each for each in recwarn if "row_shape" in str(each.message)]
+    for wrong in ((12,), (0, 12), 12):
+        with pytest.raises(ValueError, match=r"`row_shape` must be \(fan_in, fan_out\), two numb"):
+            make(initializer, row_shape=wrong)
+    with pytest.warns(RuntimeWarning, match="of 'fans' depends on.*row_shape=") as told:
+        make(initializer)
+    assert told[0].filename == __file__
+    said = re.search(r"deviation of ([0-9.]+)\. .*it is ([0-9.]+)\. ", str(told[0].message))
+    here, there = map(float, said.groups())
+    assert abs(deviation() / here - 1) < 0.03
+    drawn = initializer((1024 if api == "TFRA" else 100_000, 12))
+    assert abs(np.std(drawn) / there - 1) < 0.03

@@ -83,15 +83,6 @@ def test_a_shard_is_saved_by_itself(here, tmp_path, named):
         assert held(target, here) == expected(KEYS)
 
 
-def test_every_type_is_loaded_as_it_was_saved(tmp_path):
-    for value_dtype, key_dtype in zip(VALUES, [tf.int64, tf.int32] * 4, strict=False):
-        options = {"key_dtype": key_dtype, "value_dtype": value_dtype, "name": value_dtype.name}
-        filled(KEYS, **options).save_to_file_system(tmp_path)
-        target = filled([5], **options)
-        target.load_from_file_system(tmp_path)
-        assert held(target) == expected(KEYS, dtype=value_dtype.as_numpy_dtype)
-
-
 def test_the_folder_may_be_a_tensor(here, tmp_path):
     variable, other = filled(KEYS, here), filled([1], here)
     here.run(variable.save_to_file_system, np.array(str(tmp_path / "a")))

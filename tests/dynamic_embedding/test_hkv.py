@@ -180,33 +180,6 @@ def test_every_run_of_a_graph_is_a_step_of_the_epoch(here):
     assert variable.rows.table.epoch == 1
 
 
-def test_training_is_that_of_a_table_that_keeps_every_key():
-    results = []
-    for creator in (hkv(max_capacity=1 << 12, max_hbm_for_values=0), None):
-        variable = de.Variable(dim=3, initializer=0.5, name="both", kv_creator=creator)
-        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
-        rng = np.random.default_rng(0)
-        for _ in range(5):
-            grad = float(rng.normal())
-            step_on(optimizer, variable.get_trainable_by_name("t"), rng.integers(0, 99, 70), grad)
-        slots = variable.get_slot_variables(optimizer)
-        results.append([*variable.export(), *(slot.export()[1] for slot in slots)])
-    for ours, theirs in zip(*results, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_an_evicted_key_begins_anew_with_its_state():
-    watched = Watched(STRATEGIES.LRU)
-    for _ in range(2):
-        watched.train([1])
-        (slot,) = watched.variable.get_slot_variables(watched.optimizer)
-        np.testing.assert_allclose(slot.lookup([1]), [[0.1 + 2.0**2]], rtol=1e-6)
-        watched.upsert(np.arange(100, 100 + ROOM))
-        rows, exists = watched.variable.lookup([1], return_exists=True)
-        assert rows.numpy().tolist() == [[0.0]] and not exists.numpy().any()
-    assert int(watched.variable.size()) == int(slot.size()) == ROOM
-
-
 def test_arguments_that_do_not_fit():
     for options, text in (
         ({"evict_strategy": STRATEGIES.CUSTOMIZED}, "needs `gen_scores_fn`"),

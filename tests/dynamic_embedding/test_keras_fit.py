@@ -31,23 +31,6 @@ def functional(keras, embedding):
     return keras.Model(ids, head(keras)(mean(keras)(embedding(ids))))
 
 
-def sequential(keras, embedding):
-    ids = keras.Input([FIELDS], dtype="int64")
-    return keras.Sequential([ids, embedding, mean(keras), head(keras)])
-
-
-def subclassed(keras, embedding):
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.mean, self.head = embedding, mean(keras), head(keras)
-
-        def call(self, ids):
-            return self.head(self.mean(self.embedding(ids)))
-
-    return Model()
-
-
 def sequential_without_input(keras, embedding):
     return keras.Sequential([embedding, mean(keras), head(keras)])
 
@@ -60,13 +43,13 @@ def with_table(keras, build=functional, **arguments):
     return build(keras, layer), layer
 
 
-def dense_layer(keras, rows=ROWS):
+def dense_layer(keras):
     """A layer with all rows, whose gradient is dense: Keras 3 squares each part of a sparse one."""
 
     class Dense(keras.layers.Layer):
         def build(self, shape):
-            initializer = keras.initializers.Constant(rows)
-            self.rows = self.add_weight(shape=rows.shape, initializer=initializer, name="rows")
+            initializer = keras.initializers.Constant(ROWS)
+            self.rows = self.add_weight(shape=ROWS.shape, initializer=initializer, name="rows")
 
         def call(self, ids):
             return tf.matmul(tf.one_hot(ids, NUM_KEYS), tf.convert_to_tensor(self.rows))
@@ -88,7 +71,7 @@ OPTIMIZERS = {
     "TF1 Adagrad": lambda keras: tf.compat.v1.train.AdagradOptimizer(0.1),
 }
 CASES = [
-    *(("Adagrad", b, {}) for b in (functional, sequential, sequential_without_input, subclassed)),
+    *(("Adagrad", build, {}) for build in (functional, sequential_without_input)),
     *((optimizer, functional, {}) for optimizer in OPTIMIZERS if optimizer != "Adagrad"),
     ("Adagrad", functional, {"run_eagerly": True}),
     ("Adagrad", functional, {"steps_per_execution": 4}),
@@ -124,7 +107,8 @@ def test_fit_trains_rows_as_those_of_a_dense_layer(keras, optimizer, build, opti
     dense_build = functional if build is sequential_without_input else build
     (ours, layer), (theirs, dense) = with_table(keras, build), with_dense(keras, dense_build)
     if build is sequential_without_input:
-        with pytest.raises(NotImplementedError, match="'table-shadow:0' untrained"):
+        text = "'table-shadow:0' untrained.*DynamicEmbedding"
+        with pytest.raises(NotImplementedError, match=text):
             ours.compile(keras.optimizers.Adagrad(0.1), "mse")
     for model in (ours, theirs):
         compiled(keras, model, optimizer, **options)
@@ -149,41 +133,6 @@ def test_only_training_inserts_keys(keras):
     np.testing.assert_array_equal(np.sort(layer.params.export()[0]), SEEN)
     model.evaluate(X + NUM_KEYS, Y, verbose=0)
     assert int(layer.params.size()) == len(SEEN)
-
-
-def test_one_variable_under_two_shadows_has_the_gradients_of_both(keras):
-    made = de.keras.layers_for(keras)
-    first, second = (made.Embedding(DIM, initializer=1.0, name=f"table_{i}") for i in range(2))
-    second.params = first.params
-    second.shadow = de.shadow_ops.ShadowVariable(first.params, "another")
-    dense = dense_layer(keras, np.ones_like(ROWS))
-    for one, other in ((first, second), (dense, dense)):
-        ids = keras.Input([FIELDS], dtype="int64")
-        sum_of_both = keras.layers.Add()([mean(keras)(one(ids)), mean(keras)(other(ids[:, :2]))])
-        ones = keras.layers.Dense(1, kernel_initializer="ones")
-        model = keras.Model(ids, ones(sum_of_both))
-        fit(compiled(keras, model))
-    check_rows(first, dense)
-
-
-def test_a_restrict_policy_is_told_of_the_keys_of_each_step(keras):
-    model, layer = with_table(keras, restrict_policy=de.FrequencyRestrictPolicy)
-    fit(compiled(keras, model))
-    keys, counts = layer.params.restrict_policy.status.export()
-    batches = [np.unique(X[start : start + 8]) for start in range(0, 70, 8)]
-    oracle = {key: 2 * sum(key in batch for batch in batches) for key in SEEN.tolist()}
-    assert dict(zip(keys.numpy().tolist(), counts.numpy()[:, 0].tolist(), strict=True)) == oracle
-    layer.params.restrict(5)
-    assert int(layer.params.restrict_policy.status.size()) == 5
-
-
-def test_an_optimizer_that_does_not_train_tables_is_refused(keras):
-    model, layer = with_table(keras)
-    with pytest.raises(NotImplementedError, match="'table-shadow:0' untrained.*DynamicEmbedding"):
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    fit(model)
-    assert np.abs(layer.params.lookup(SEEN) - ROWS[SEEN]).min() > 0
 
 
 def test_a_table_of_another_face_beside_is_refused_still(keras):

@@ -229,25 +229,6 @@ def totals(store, keys):
     return store.get(keys)[1][:, :8].copy().view(np.int64)[:, 0]
 
 
-def test_an_update_sees_what_there_is(make_store):
-    store = make_store(keys_sending_size=4)
-    store.put(KEYS[::2], rows_of(KEYS[::2]))
-    seen = []
-
-    def function(which, found, rows):
-        seen.append((which.tolist(), found.tolist()))
-        np.testing.assert_array_equal(rows, np.where(found[:, None], rows_of(KEYS[which]), 0))
-        return np.arange(len(which)) < 4, rows + 1
-
-    store.update(KEYS, function)
-    assert seen == [([0, 1, 2, 3, 4, 5], [True, False] * 3)]
-    found, rows = store.get(KEYS)
-    np.testing.assert_array_equal(found, [True, True, True, True, True, False])
-    np.testing.assert_array_equal(rows[[0, 2]], rows_of(KEYS)[[0, 2]] + 1)
-    np.testing.assert_array_equal(rows[[1, 3]], 1)
-    np.testing.assert_array_equal(rows[4], rows_of(KEYS)[4])
-
-
 def test_an_update_of_nothing_and_one_that_fails(make_store):
     store = make_store()
     store.update(KEYS[:0], add(1))

@@ -105,19 +105,6 @@ def test_a_trainable_clips_as_it_was_made():
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_in_every_mode(here, ragged):
-    variable = de.Variable(dim=1, initializer=2.0)
-
-    def lookup(values):
-        ids = tf.RaggedTensor.from_row_lengths(values, [2, 0, 1])
-        ids = ids if ragged else ids.to_sparse()
-        return de.embedding_lookup_sparse(variable, ids, None, combiner="sum")
-
-    np.testing.assert_array_equal(here.run(lookup, [5, 6, 7]), [[4], [0], [2]])
-    assert here.run(variable.size) == 0
-
-
 def test_rows_of_other_dtypes_are_combined(tables_on):
     ids = tf.sparse.from_dense(tf.constant([[1, 2], [2, 0], [0, 0]], tf.int64))
     for dtype in (tf.float16, tf.bfloat16, tf.float64, tf.int32):

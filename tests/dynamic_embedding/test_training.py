@@ -97,56 +97,6 @@ def made_by(family, name, **options):
     return getattr(FAMILIES[family], name + "Optimizer" * (family == "v1"))(0.1, **options)
 
 
-OPTIMIZERS = {"Adam": {}, "Adagrad": {"initial_accumulator_value": 3.0}}
-OPTIMIZERS["Ftrl"] = {"initial_accumulator_value": 0.7}
-
-
-@pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_family_does_as_on_a_dense_variable(family, traced):
-    for name, options in OPTIMIZERS.items():
-        ours = de.DynamicEmbeddingOptimizer(made_by(family, name, **options))
-        theirs = made_by(family, name, **options)
-        variable = de.Variable(dim=3, initializer=0.5)
-        shadow = variable.get_trainable_by_name("t")
-        dense, other = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
-        table = tf.Variable(np.full((6, 3), 0.5, np.float32))
-        rng = np.random.default_rng(0)
-
-        def loss_of(rows, weights, dense):
-            return tf.reduce_sum(tf.square(rows - weights)) + tf.reduce_sum(dense**2)
-
-        def step(ids, weights, ours=ours, variable=variable, dense=dense, shadow=shadow):
-            with tf.GradientTape() as tape:
-                rows = de.embedding_lookup(variable, ids, name="t")
-                loss = loss_of(rows, weights, dense)
-            variables = [shadow, dense]
-            ours.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-
-        step = tf.function(step) if traced else step
-        for _ in range(4):
-            # All keys in each step: dense Adam moves rows that have no gradient as well.
-            ids = tf.constant(rng.permutation(np.r_[np.arange(6), rng.integers(0, 6, 3)]))
-            weights = tf.constant(rng.normal(size=(9, 3)).astype(np.float32))
-            step(ids, weights)
-            with tf.GradientTape() as tape:
-                loss = loss_of(tf.nn.embedding_lookup(table, ids), weights, other)
-            grads = map(tf.convert_to_tensor, tape.gradient(loss, [table, other]))
-            theirs.apply_gradients(zip(grads, [table, other], strict=True))
-        np.testing.assert_allclose(variable.lookup(np.arange(6)), table, rtol=0, atol=2e-6)
-        np.testing.assert_allclose(dense, other, rtol=0, atol=2e-6)
-        slots = {slot.slot_name: slot for slot in variable.get_slot_variables(ours)}
-        if name == "Adam":
-            assert sorted(slots) == ["m", "v"]
-            assert int(slots["m"].size()) == 6 and slots["m"].name.endswith("/m")
-            assert family == "v1" or int(ours.iterations) == 4
-        else:  # of a key that has not been trained
-            (sums,) = (slot for each, slot in slots.items() if "accum" in each or each == "n")
-            values, are_there = sums.lookup([1, 7], return_exists=True)
-            assert are_there.numpy().tolist() == [True, False]
-            np.testing.assert_allclose(values[1], [*options.values()] * 3)
-
-
 def test_the_optimizer_is_the_same_object():
     for family in FAMILIES:
         optimizer = made_by(family, "Adam")
@@ -227,6 +177,9 @@ def test_what_a_slot_can_do():
     step_on(optimizer, variable.get_trainable_by_name("t"), [4, 9])
     (slot,) = variable.get_slot_variables(optimizer)
     assert (slot.name, slot.dim) == ("slotted/accumulator", 2) and "slotted" in repr(slot)
+    values, are_there = slot.lookup([4, 7], return_exists=True)
+    assert are_there.numpy().tolist() == [True, False]
+    np.testing.assert_allclose(values[1], [0.1, 0.1])  # what it begins with
     assert slot.upsert([4], [[7.0, 8.0]]) is None
     keys, states = slot.export()
     assert keys.numpy().tolist() == [4, 9] and states.numpy()[0].tolist() == [7.0, 8.0]
@@ -442,22 +395,6 @@ def test_an_update_counts_for_every_worker():
 
     run_threads(work)
     np.testing.assert_array_equal(variable.lookup([1, 2]), [[200.0], [200.0]])
-
-
-def test_synchronous_is_nothing_on_one_rank(initialised):
-    dense = tf.Variable([1.0, 2.0])
-    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0), synchronous=True)
-    optimizer.apply_gradients([(tf.constant([0.5, 0.5]), dense)])
-    assert dense.numpy().tolist() == [0.5, 1.5]
-
-
-def test_wrapping_twice_goes_on():
-    variable = de.Variable(dim=1)
-    optimizer = de.DynamicEmbeddingOptimizer(tf1.train.AdamOptimizer(0.1))
-    for _ in range(4):
-        step_on(optimizer, variable.get_trainable_by_name("t"), [3])
-        optimizer = de.DynamicEmbeddingOptimizer(optimizer)
-    np.testing.assert_allclose(variable.lookup([3]), [[-0.4]], rtol=1e-5)
 
 
 def test_keras_3_also_has_apply():

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
-from tests.dynamic_embedding.test_training import one_step
 from tests.support.own_process import run_program
 from tests.support.patched_names import (
     OF_CHECKPOINTS,
@@ -87,14 +86,6 @@ def test_a_trained_variable_is_freed_while_its_optimizer_lives(traced):
     tables = tables_after_a_step(optimizer, traced)
     gc.collect()
     assert [table() for table in tables] == [None, None]
-
-
-def test_a_learning_rate_of_0_inserts_what_was_looked_up(here):
-    variable = de.Variable(dim=1, initializer=4.0)
-    made = tf1.train.AdamOptimizer(0.0) if here.is_graph else keras.optimizers.Adam(0.0)
-    one_step(here, variable, de.DynamicEmbeddingOptimizer(made), [8, 8, 9])()
-    keys, values = here.run(variable.export)
-    assert (keys.tolist(), values.tolist()) == ([8, 9], [[4.0], [4.0]])
 
 
 def test_there_are_no_buffers_to_skip():

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import re
 import threading
 import weakref
 
@@ -224,25 +223,6 @@ def test_random_initial_values_are_of_the_key_alone(tables_on):
         np.testing.assert_array_equal(variable.lookup([[7, 7], [3, 999]]), rows[[[7, 7], [3, 999]]])
         assert len(np.unique(rows)) > 3900
         assert abs(rows.std() - 2.0) < 0.1 and abs(rows.mean()) < 0.1
-
-
-def test_initializers_that_count_with_fans(keras, recwarn):
-    """They take a shape; without one a row counts as a vector, and it is said what TFRA draws."""
-    initializer, name = keras.initializers.GlorotNormal(), "fans"
-    drawn = initializer([1024, 12]).numpy()  # as TFRA does in a lookup of 1024 keys
-    variable = de.Variable(dim=12, initializer=initializer, row_shape=(1024, 12))
-    rows = variable.lookup(np.arange(1024)).numpy()
-    assert abs(rows.std() / drawn.std() - 1) < 0.03
-    of = tf.keras.initializers
-    for each in (of.RandomNormal(), of.VarianceScaling(mode="fan_out"), of.Zeros(), 0.5):
-        de.Variable(dim=4, initializer=each)  # where the batch makes no difference
-    assert not [each for each in recwarn if "row_shape" in str(each.message)]
-    with pytest.warns(RuntimeWarning, match="of 'fans' depends on.*row_shape=") as told:
-        variable = de.get_variable(name, dim=12, initializer=initializer)
-    rows = variable.lookup(np.arange(5000)).numpy()
-    said = re.search(r"deviation of ([0-9.]+)\. .*it is ([0-9.]+)\. ", str(told[0].message))
-    for found, number in zip((rows, drawn), said.groups(), strict=True):
-        assert abs(found.std() / float(number) - 1) < 0.03
 
 
 # ---- arguments -----------------------------------------------------------------------------------

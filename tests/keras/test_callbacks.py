@@ -1,6 +1,5 @@
 """The callbacks that Keras 3 and tf_keras bring, beside tables."""
 
-import csv
 import inspect
 from collections import defaultdict
 
@@ -49,28 +48,6 @@ def test_every_callback_is_known(keras):
     classes = {name: cls for name, cls in vars(keras.callbacks).items() if inspect.isclass(cls)}
     assert classes.keys() - TESTED == classes.keys() & WITHOUT_WEIGHTS
     assert len(classes) >= 12
-
-
-def test_callbacks_that_look_change_nothing(keras, sk, tmp_path, capsys):
-    calls = defaultdict(int)
-
-    def count(name):
-        return lambda *_, **__: calls.update({name: calls[name] + 1})
-
-    names = ("on_epoch_begin", "on_epoch_end", "on_train_begin", "on_train_end")
-    looking = [
-        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
-        keras.callbacks.LambdaCallback(**{name: count(name) for name in names}),
-        *(keras.callbacks.ProgbarLogger(), keras.callbacks.TerminateOnNaN()),
-    ]
-    model, history = fit(keras, sk, *looking)
-    plain, expected = fit(keras, sk)
-    check_equal(content(model), content(plain))
-    np.testing.assert_array_equal(history["loss"], expected["loss"])
-    with open(tmp_path / "log.csv", newline="") as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file)]
-    assert losses == pytest.approx(history["loss"])
-    assert [calls[name] for name in names] == [EPOCHS, EPOCHS, 1, 1]
 
 
 # ---- stopping and saving -------------------------------------------------------------------------
@@ -155,16 +132,6 @@ def test_weights_under_the_name_of_a_model_are_refused(keras, sk, tmp_path):
     model, _ = fit(keras, sk, epochs=1)
     with pytest.raises((NotImplementedError, ValueError), match=r"\.weights\.h5"):
         model.save_weights(str(tmp_path / "m.keras"))
-
-
-def test_weights_in_tensorflows_format(keras, sk, tmp_path):
-    if keras.__name__ == "keras":
-        pytest.skip("of tf_keras alone")
-    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "w"), save_weights_only=True)
-    model, _ = fit(keras, sk, saving)
-    other = compiled(keras, sk)
-    other.load_weights(str(tmp_path / "w"))
-    check_equal(content(other), content(model))
 
 
 BACKUPS = [

@@ -1,6 +1,5 @@
 """What layers give for dense, ragged and sparse ids, against rows that NumPy combines."""
 
-import re
 import warnings
 
 import numpy as np
@@ -544,39 +543,3 @@ def test_a_layer_that_gets_floats_says_where_they_come_from(keras, sk):
         assert len(table) == 12
     with pytest.raises(TypeError, match="'t' must be int64. Received: float32"):
         table(ids.astype(np.float32))
-
-
-FANS = ("glorot_uniform", "he_normal", "lecun_uniform", "variance_scaling")
-
-
-def test_rows_begin_as_those_of_an_embedding_of_a_shape(keras, sk, recwarn):
-    """The oracle is what Keras draws for the weight of an Embedding."""
-    for name in FANS:
-        drawn = keras.layers.Embedding(2000, 8, name)(tf.range(2000)).numpy()
-        table = sk.Table("fans", 8, name, row_shape=(2000, 8))
-        rows = table(tf.range(2000), training=True).numpy()
-        assert abs(rows.std() / drawn.std() - 1) < 0.03, name
-    assert not [each for each in recwarn if "row_shape" in str(each.message)]
-    again = sk.Table.from_config(table.get_config())
-    assert (again(tf.range(9), training=True).numpy() == rows[:9]).all()
-
-
-def test_without_a_shape_a_table_says_how_an_embedding_begins(keras, sk):
-    for name in FANS:
-        with pytest.warns(RuntimeWarning, match="of 'fans' depends on.*row_shape=") as told:
-            table = sk.Table("fans", 8, name)
-        assert told[0].filename == __file__
-        said = re.search(r"deviation of ([0-9.]+)\. .*it is ([0-9.]+)\. ", str(told[0].message))
-        here, there = map(float, said.groups())
-        assert abs(table(tf.range(5000), training=True).numpy().std() / here - 1) < 0.03
-        assert abs(np.std(keras.initializers.get(name)((100_000, 8))) / there - 1) < 0.03
-
-
-def test_initializers_that_no_shape_matters_to_are_not_warned_of(keras, sk, recwarn):
-    scaling = keras.initializers.VarianceScaling(mode="fan_out")
-    for initializer in (None, "uniform", "zeros", 0.5, np.ones(4), scaling):
-        sk.Table("plain", 4, initializer)
-    assert not [each for each in recwarn if "row_shape" in str(each.message)]
-    for row_shape in ((4,), (0, 4), 4):
-        with pytest.raises(ValueError, match="`row_shape` must be"):
-            sk.Table("t", 4, row_shape=row_shape)

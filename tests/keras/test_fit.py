@@ -151,15 +151,6 @@ def test_a_frozen_table_stays_as_it_is(keras, sk):
     assert np.abs(table.export()[1].numpy() - ROWS).max() > 0
 
 
-def test_the_arguments_of_a_wrapper_count(keras, sk):
-    model, _ = with_table(keras, sk)
-    wrapper = sok.OptimizerWrapper(keras.optimizers.SGD(0.1), on_nonfinite="error")
-    model.compile(wrapper, "mse")
-    y = np.where(np.arange(70)[:, None] == 3, np.nan, Y)
-    with pytest.raises(Exception, match="finite"):
-        model.fit(X, y, batch_size=8, verbose=0)
-
-
 def test_apply_without_variables_trains_what_it_was_built_for(keras, sk):
     if keras.__name__ == "tf_keras":
         pytest.skip("its optimizers are always given the variables")

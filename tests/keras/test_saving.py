@@ -10,8 +10,6 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import job
-from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files import manifest
 from tests.keras.models import (
     DATA,
@@ -87,6 +85,10 @@ SUBCLASSED = {
             [tables[0](x["user"]), tables[1](x["city"]), tf.reduce_sum(tables[0](x["hist"]), 1)], 1
         ),
     ),
+    "by a layer": (
+        lambda data: tf.stack([data["user"], data["item"]], 1),
+        lambda tables, x: tables[2](x),
+    ),
     "two": (
         lambda data: (data["user"], data["item"]),
         lambda tables, x: tables[0](x[0]) + tables[0](x[1]),
@@ -112,6 +114,7 @@ def test_a_subclassed_model_that_looks_up_in_tables_itself_is_loaded_whole(
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
             self.tables = [sk.Table("user", 3), sk.Table("city", 2, key_type=str)]
+            self.tables.append(sk.Embedding(sk.Table("both", 3), "mean"))
             self.hidden, self.norm = keras.layers.Dense(4), keras.layers.BatchNormalization()
             self.head, self.never = keras.layers.Dense(1), keras.layers.Dense(7)
 
@@ -143,41 +146,6 @@ def test_a_subclassed_model_that_looks_up_in_tables_itself_is_loaded_whole(
             each.fit(data, verbose=0)
 
 
-def test_dump_and_load_take_tables(keras, sk, tmp_path, monkeypatch):
-    """Their rows and states, and what has changed since; the dense weights are Keras' own."""
-    monkeypatch.setattr(job, "_communicator", SingleCommunicator())  # as after sok.init()
-
-    def with_fixed_head():
-        model = compiled(keras, sk)
-        head = model.layers[-1]
-        head.trainable = False
-        model.compile("adam", "binary_crossentropy", run_eagerly=True)
-        return model
-
-    def load(other):
-        sok.load(tmp_path / "tables", list(tables_of(other).values()))
-        other.optimizer.iterations.assign(model.optimizer.iterations)
-        return other
-
-    model = with_fixed_head()
-    model.fit(batches(), verbose=0)
-    tables = list(tables_of(model).values())
-    sok.dump(tmp_path / "tables", tables)
-    check_goes_on(model, load(with_fixed_head()))
-    sok.dump(tmp_path / "tables", [table.variable for table in tables], incremental=True)
-    other = with_fixed_head()
-    other.fit(batches(20), verbose=0)
-    check_goes_on(model, load(other))
-    long_ago = datetime.datetime(2020, 1, 1)
-    (keys,), (rows,) = sok.incremental_model_dump(tables[0], long_ago)
-    for found, expected in zip((keys, rows), tables[0].export(), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    for given in (tables[0], tables[0].variable):
-        sok.assign(given, keys[:1], rows[:1] + 1)
-        np.testing.assert_array_equal(sok.export(given)[1], np.vstack([rows[:1] + 1, rows[1:]]))
-        rows = sok.export(given)[1].numpy()
-
-
 WHOLES = {
     "a model": lambda model: model,
     "a layer": lambda model: model.get_layer("rows"),
@@ -199,11 +167,16 @@ def test_dump_and_load_take_what_holds_tables(keras, sk, model, tmp_path):
         check_equal(content(other), content(model))
         shown = {table.name: table.keys for table in sok.report(whole(other)).tables}
         assert shown == {name: len(table) for name, table in tables_of(model).items()}
-    tables = tables_of(model)
-    keys, rows = sok.incremental_model_dump(model, datetime.datetime(2020, 1, 1))
+    tables, long_ago = tables_of(model), datetime.datetime(2020, 1, 1)
+    keys, rows = sok.incremental_model_dump(model, long_ago)
     for name, found, values in zip(sorted(tables), keys, rows, strict=True):
         np.testing.assert_array_equal(found, tables[name].export()[0], err_msg=name)
         np.testing.assert_array_equal(values, tables[name].export()[1], err_msg=name)
+    (keys,), (rows,) = sok.incremental_model_dump(tables["user"], long_ago)
+    for given in (tables["user"], tables["user"].variable):
+        sok.assign(given, keys[:1], rows[:1] + 1)
+        np.testing.assert_array_equal(sok.export(given)[1], np.vstack([rows[:1] + 1, rows[1:]]))
+        rows = sok.export(given)[1].numpy()
 
 
 def test_static_and_dynamic_variables_of_a_model_are_dumped_too(keras, sk, tmp_path):
@@ -468,31 +441,6 @@ def test_layers_that_share_a_table_are_saved_with_one(keras, sk, tmp_path, in_to
     np.testing.assert_allclose(loaded(np.array([[1, 2, 2]])), rows, rtol=1e-6)
 
 
-@pytest.mark.parametrize("key_type", ["int64", str])
-def test_a_subclassed_model_is_loaded_with_its_dense_weights(keras, sk, tmp_path, key_type):
-    @keras.utils.register_keras_serializable("tests")
-    class Subclassed(keras.Model):
-        def __init__(self, **options):
-            super().__init__(**options)
-            self.rows = sk.Embedding(sk.Table("t", 4, key_type=key_type), "mean")
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, ids):
-            return self.dense(self.rows(ids))
-
-    ids, labels = np.arange(20).reshape(10, 2), np.linspace(0, 1, 10)[:, None]
-    ids = tf.constant(ids.astype(str) if key_type is str else ids)
-    model = Subclassed()
-    model.compile("adam", "mse")
-    model.fit(ids, labels, verbose=0)
-    model.save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
-    for _ in range(2):
-        np.testing.assert_array_equal(loaded(ids), model(ids))
-        for each in (model, loaded):
-            each.fit(ids, labels, verbose=0, shuffle=False)
-
-
 def test_an_input_of_floats_is_refused_where_the_model_is_made(keras, sk):
     inputs = keras.Input([2])
     with pytest.raises(TypeError, match="must be (int64|integers).*[Rr]eceived: .*float32"):
@@ -528,7 +476,8 @@ def test_features_in_each_container_are_loaded(keras, sk, tmp_path, container, n
 
 def test_config_of_all_arguments(keras, sk):
     made = {
-        "initializer": keras.initializers.Constant(0.25),
+        "initializer": keras.initializers.HeNormal(seed=1),
+        "row_shape": (7, 5),
         "key_type": "uint64",
         "var_type": "hybrid",
         "row_dtype": "float16",
@@ -544,6 +493,7 @@ def test_config_of_all_arguments(keras, sk):
     for name in ("name", "dim", "key_dtype", "row_dtype", "var_type", "max_capacity"):
         assert getattr(other, name) == getattr(engine, name), name
     assert not again.trainable and again.get_config()["seed"] == 3
+    assert other.initializer == engine.initializer  # of the shape
     again(tf.constant([1], tf.uint64))
     layer = sk.Embedding(table, "sqrtn", mask_value=9, name="e", dtype="float16")
     config = keras.saving.serialize_keras_object(layer)

@@ -1,4 +1,6 @@
-"""Counts and times of keys, admission by counts, removal by time: against a dict."""
+"""Counts and times of keys, admission by counts, removal by time: against dicts."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -6,8 +8,11 @@ import tensorflow as tf
 
 from sok_lite import kv_variable as kv
 from sok_lite.kv_variable import get_kv_variable
+from tests.kv_variable.test_scatter import FUNCTIONS
 
 tf1 = tf.compat.v1
+DIM = 3
+KEYS = np.array([0, 5, -6, 7, 13, -(2**63), 2**63 - 1])
 
 
 @pytest.fixture
@@ -21,36 +26,185 @@ def now(monkeypatch):
     return Now
 
 
-def look_up(here, variable, keys):
-    return here.run(lambda ids: tf.nn.embedding_lookup(variable, ids), keys)
+class Known:
+    """The oracle: rows, counts and times by key. A row begins with ones."""
+
+    def __init__(self, threshold, now):
+        self.threshold, self.now = threshold, now
+        self.rows, self.counts, self.times = {}, {}, {}
+
+    def row(self, key, missing=1.0):
+        return self.rows.get(key, np.full(DIM, missing, np.float32))
+
+    def see(self, keys, counts=None):
+        found = [self.row(key) for key in keys]
+        for key, count in zip(keys, [1] * len(keys) if counts is None else counts, strict=True):
+            self.counts[key] = self.counts.get(key, 0) + count
+            self.times[key] = int(self.now.time)
+        for key in keys:
+            if self.counts[key] >= self.threshold:
+                self.rows.setdefault(key, self.row(key))
+        return found
+
+    def write(self, keys, values, function):
+        for key, value in zip(keys, values, strict=True):
+            self.rows[key] = np.float32(function(self.row(key), value))
+        self.see(set(keys))
+
+    def train(self, keys):
+        """A step by -0.25 for each occurrence of a key with a row."""
+        self.see(keys)
+        for key in keys:
+            if key in self.rows:
+                self.rows[key] = self.rows[key] - np.float32(0.25)
+
+    def remove(self, keys):
+        for each in (self.rows, self.counts, self.times):
+            for key in keys:
+                each.pop(key, None)
+
+    def old(self, seconds):
+        return [key for key, time in self.times.items() if time <= self.now.time - seconds]
 
 
-def keys_of(here, variable):
-    return here.run(variable.export)[0].tolist()
+class Calls:
+    """Drawn calls of a variable, each made of the oracle too."""
+
+    def __init__(self, here, variable, known, rng, knows_times):
+        self.here, self.variable, self.known, self.rng = here, variable, known, rng
+        self.parts, self.knows_times = variable.parts, knows_times
+        self.optimizer = tf1.train.GradientDescentOptimizer(0.25)
+        self.operations = itertools.cycle(FUNCTIONS)
+
+    def take(self, name):
+        keys = self.rng.choice(KEYS, self.rng.integers(0, 6))
+        getattr(self, name)(keys, keys.tolist())
+
+    def look_up(self, keys, listed):
+        rows = self.here.run(lambda k: tf.nn.embedding_lookup(self.variable, k), keys)
+        np.testing.assert_array_equal(rows, np.reshape(self.known.see(listed), (-1, DIM)))
+
+    def pool(self, keys, listed):
+        lengths = [len(keys) // 2, 0, len(keys) - len(keys) // 2]
+
+        def run(keys):
+            ids = tf.RaggedTensor.from_row_lengths(keys, lengths)
+            return tf.nn.embedding_lookup_sparse(self.variable, ids, None, combiner="mean")
+
+        self.here.run(run, keys)
+        self.known.see(listed)
+
+    def predict(self, keys, listed):
+        look_up = kv.embedding_lookup
+        rows = self.here.run(lambda k: look_up(self.variable, k, training=False), keys)
+        expected = [self.known.row(key, 0.0) for key in listed]
+        np.testing.assert_array_equal(rows, np.reshape(expected, (-1, DIM)))
+
+    def count(self, keys, listed):
+        """A count may be larger than 16 bits."""
+        counts = self.rng.choice([1, 2, 70_000], keys.shape)
+        if self.rng.integers(2):
+            self.here.run(self.variable.increase_counting, keys, counts)
+        else:
+            read = self.variable.sparse_read_with_counts
+            self.here.run(read, keys.reshape(1, -1), counts.reshape(1, -1))
+        self.known.see(listed, counts.tolist())
+
+    def train(self, keys, listed):
+        def step(keys):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(self.variable, keys))
+            if self.here.is_graph:
+                pairs = self.optimizer.compute_gradients(loss, self.parts)
+            else:
+                pairs = list(zip(tape.gradient(loss, self.parts), self.parts, strict=True))
+            done = self.optimizer.apply_gradients(pairs)
+            return done if self.here.is_graph else loss
+
+        self.here.run(step, keys)
+        self.known.train(listed)
+
+    def insert(self, keys, listed):
+        rows = self.rng.choice([0.0, 1e-30, -1.0, 3.0], (len(keys), DIM)).astype(np.float32)
+        self.here.run(lambda k, r: kv.insert_kv_embedding(self.variable, k, r), keys, rows)
+        self.known.write(listed, rows, FUNCTIONS["update"])
+
+    def scatter(self, keys, listed):
+        """By any part: it reaches keys of the others."""
+        for operation in itertools.islice(self.operations, 3):
+            variable = [self.variable, *self.parts][self.rng.integers(len(self.parts) + 1)]
+            rows = self.rng.choice([-2.0, -0.5, 0.25, 4.0], (len(keys), DIM)).astype(np.float32)
+            write = getattr(variable, f"scatter_{operation}")
+            self.here.run(lambda k, r, write=write: write(tf.IndexedSlices(r, k)), keys, rows)
+            self.known.write(listed, rows, FUNCTIONS[operation])
+
+    def delete(self, keys, listed):
+        self.here.run(self.variable.delete, keys)
+        self.known.remove(listed)
+
+    def expire(self, keys, listed):
+        """Keys with a row and without, of the whole or of a part."""
+        ages = [int(self.known.now.time) - time for time in self.known.times.values()]
+        seconds, part = int(self.rng.choice(ages or [86400])), len(self.parts)
+        given = {"seconds": seconds} if self.rng.integers(2) else {"threshold": seconds / 86400}
+        variable = self.variable
+        if self.rng.integers(2):
+            part = int(self.rng.integers(len(self.parts)))
+            variable = self.parts[part]
+        gone = self.here.run(lambda: variable.delete_with_timestamp(**given)).tolist()
+        old = [k for k in self.known.old(seconds) if part in (len(self.parts), self.part_of(k))]
+        assert sorted(gone) == sorted(old)
+        self.known.remove(old)
+
+    def part_of(self, key):
+        return key % len(self.parts)
+
+    def check(self):
+        known, asked = self.known, np.append(KEYS, 77).reshape(2, 4)
+
+        def facts(asked):
+            variable, of_parts = self.variable, [part.export(cutoff=None) for part in self.parts]
+            exported = [variable.export(cutoff=None), variable.export(), variable.export(cutoff=2)]
+            counted = variable.get_counting(asked), variable.get_timestamp(asked)
+            total = [part.total_count for part in self.parts] + [variable.total_freq]
+            return exported, variable.value(), of_parts, counted, total
+
+        exported, value, of_parts, counted, total = self.here.run(facts, asked)
+        rows = dict(sorted(known.rows.items()))
+        for (keys, found), least in zip(exported, (0.0, 1e-20, 2.0), strict=True):
+            expected = {key: row for key, row in rows.items() if np.abs(row).max() >= least}
+            assert keys.tolist() == list(expected)
+            np.testing.assert_array_equal(found, np.reshape([*expected.values()], (-1, DIM)))
+        np.testing.assert_array_equal(value, exported[0][1])
+        for number, (keys, found) in enumerate(of_parts):
+            assert keys.tolist() == [key for key in rows if self.part_of(key) == number]
+            np.testing.assert_array_equal(found, np.reshape([rows[k] for k in keys], (-1, DIM)))
+        for found, expected in zip(counted, (known.counts, known.times), strict=True):
+            assert found.dtype == np.int64
+            if expected is known.counts or self.knows_times:
+                expected = [expected.get(key, 0) for key in asked.ravel().tolist()]
+                assert found.ravel().tolist() == expected
+        numbers = [len(keys) for keys, _ in of_parts]
+        assert list(total) == [*numbers, sum(known.counts[key] for key in rows)]
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize("threshold", [0, 1, 2, 3])
-def test_a_key_is_admitted_when_it_was_seen_often_enough(here, made, threshold):
-    variable = made(enter_threshold=threshold, initializer=tf1.ones_initializer())
-    assert variable.enter_threshold == threshold
-    seen = {}
-    for batch in ([5, -6, 5], [7], [7, -6], [8, 8, 8, 8], [-6, 9]):
-        look_up(here, variable, batch)
-        for key in batch:
-            seen[key] = seen.get(key, 0) + 1
-        admitted = sorted(key for key, count in seen.items() if count >= threshold)
-        assert keys_of(here, variable) == admitted
-        asked = [*seen, 77]
-        counts = here.run(variable.get_counting, asked)
-        assert counts.tolist() == [*seen.values(), 0] and counts.dtype == np.int64
-        assert here.run(lambda: variable.total_count) == len(admitted)
-        assert here.run(lambda: variable.total_freq) == sum(seen[key] for key in admitted)
-    # A prediction gives zeros, as of any key without a row; training what TFPlus gives as well.
-    predicted = here.run(lambda ids: kv.embedding_lookup(variable, ids, training=False), [99, 9])
-    assert (predicted[0] == 0).all() and (predicted[1] == (threshold <= 1)).all()
-    rows = look_up(here, variable, [99, 99])
-    assert (rows == rows[0]).all() and rows[0, 0] in (0.0, 1.0)
+@pytest.mark.parametrize("thresholds", [(0, 3), (1, 2)])
+def test_any_calls_do_to_keys_what_they_do_to_dicts(here, made, now, thresholds):
+    names = ["look_up", "pool", "predict", "count", "train", "insert", "scatter", "delete"]
+    for knows_times, threshold in enumerate(thresholds):
+        options = {"initializer": tf1.ones_initializer(), "enter_threshold": threshold}
+        variable = made(f"of_{threshold}", **options)
+        assert variable.enter_threshold == threshold
+        if knows_times:
+            variable.table.record.allows = 0  # native code has the machine's clock
+        rng = np.random.default_rng(threshold)
+        calls = Calls(here, variable, Known(threshold, now), rng, knows_times)
+        calls.check()
+        for name in rng.permutation([*names * 2, *["expire"] * (5 * knows_times)]):
+            now.time += 0.5 * 86400
+            calls.take(name)
+            calls.check()
 
 
 def test_no_row_before_admission():
@@ -60,122 +214,6 @@ def test_no_row_before_admission():
     assert variable.storage_size_count.numpy().tolist() == [0, 0]
     tf.nn.embedding_lookup(variable, tf.range(10, dtype=tf.int64))
     assert variable.storage_size_count.numpy().tolist() == [10, 0]
-
-
-@pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
-def test_a_sparse_lookup_counts_every_occurrence(here, made, combiner):
-    variable = made(enter_threshold=3)
-
-    def run(keys):
-        ids = tf.RaggedTensor.from_row_lengths(keys, [2, 0, 3])
-        return tf.nn.embedding_lookup_sparse(variable, ids, None, combiner=combiner)
-
-    here.run(run, [5, -6, 5, 7, 5])
-    assert here.run(variable.get_counting, [5, -6, 7, 8]).tolist() == [3, 1, 1, 0]
-    assert keys_of(here, variable) == [5]
-    here.run(run, [5, -6, 5, 7, -6])
-    assert here.run(variable.get_counting, [5, -6, 7, 8]).tolist() == [5, 3, 2, 0]
-    assert keys_of(here, variable) == [-6, 5]
-
-
-def test_counts_of_ones_own(here, made):
-    variable = made(enter_threshold=4)
-    here.run(variable.sparse_read_with_counts, [5, -6], np.array([3, 4]))
-    assert keys_of(here, variable) == [-6]
-    here.run(variable.sparse_read_with_counts, [[5, 7]], np.array([[1, 1]]))
-    here.run(variable.increase_counting, [7], np.array([2]))
-    assert here.run(variable.get_counting, [[5, -6], [7, 8]]).tolist() == [[4, 4], [3, 0]]
-    assert keys_of(here, variable) == [-6, 5]
-    here.run(lambda ids: kv.embedding_lookup(variable, ids, training=False), [7, 7])
-    assert here.run(variable.get_counting, [7]).tolist() == [3]
-
-
-def test_a_count_of_16_bits_goes_on():
-    variable = get_kv_variable("kv", 2)
-    for _ in range(3):
-        variable.increase_counting([1], [40_000])
-    assert variable.get_counting([1]).numpy().tolist() == [120_000]
-
-
-def test_a_key_below_the_threshold_is_not_trained(here, made):
-    variable = made(enter_threshold=2, initializer=tf1.ones_initializer())
-    sources = list(variable) if isinstance(variable, kv.PartitionedKvVariable) else [variable]
-    made_once = []
-
-    def step(ids):
-        if not made_once:
-            made_once.append(tf1.train.GradientDescentOptimizer(0.25))
-        (optimizer,) = made_once
-        if here.is_graph:
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, ids))
-            return optimizer.apply_gradients(optimizer.compute_gradients(loss, sources))
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, ids))
-        gradients = tape.gradient(loss, sources)
-        optimizer.apply_gradients(list(zip(gradients, sources, strict=True)))
-        return loss
-
-    here.run(step, [3, 4, 4])
-    keys, rows = here.run(variable.export)
-    assert keys.tolist() == [4]
-    np.testing.assert_allclose(rows[0], 0.5)  # both occurrences have a gradient
-    here.run(step, [3])
-    keys, rows = here.run(variable.export)
-    assert keys.tolist() == [3, 4]
-    np.testing.assert_allclose(rows[0], 0.75)  # of one step, not of two
-
-
-# ---- times, removal ------------------------------------------------------------------------------
-
-
-def test_a_time_is_that_of_the_last_lookup_in_training(here, made, now):
-    variable = made(enter_threshold=2)
-    look_up(here, variable, [5, 5, 6])
-    now.time += 100
-    look_up(here, variable, [6, 7])
-    now.time += 100
-    here.run(lambda ids: kv.embedding_lookup(variable, ids, training=False), [5, 6, 7])
-    start = 1_000_000_000
-    found = here.run(variable.get_timestamp, [[5, 6], [7, 8]])
-    assert found.dtype == np.int64
-    assert found.tolist() == [[start, start + 100], [start + 100, 0]]
-
-
-@pytest.mark.parametrize("unit", ["days", "seconds"])
-def test_keys_that_were_not_seen_lately_are_removed(here, made, now, unit):
-    variable = made()
-    length = 86400 if unit == "days" else 1
-
-    def remove(threshold):
-        if unit == "days":
-            return here.run(lambda: variable.delete_with_timestamp(threshold))
-        return here.run(lambda: variable.delete_with_timestamp(seconds=threshold))
-
-    look_up(here, variable, [5, -6])
-    now.time += 400 * length
-    look_up(here, variable, [7])
-    here.run(lambda ids, rows: variable.insert(ids, rows), [99], np.ones((1, 3), np.float32))
-    now.time += 300 * length
-    look_up(here, variable, [8])
-    assert remove(900).tolist() == []
-    assert sorted(remove(600).tolist()) == [-6, 5]
-    assert set(keys_of(here, variable)) >= {7, 8}
-    assert here.run(variable.get_counting, [5, -6, 7]).tolist() == [0, 0, 1]
-    assert 7 in remove(200).tolist()
-    assert 8 in keys_of(here, variable)
-
-
-def test_keys_without_a_row_are_forgotten_as_well(here, made, now):
-    variable = made(enter_threshold=2, initializer=tf1.ones_initializer())
-    look_up(here, variable, [5, -6, 7, 7])
-    now.time += 100
-    look_up(here, variable, [8, 10, 10])
-    gone = here.run(lambda: variable.delete_with_timestamp(seconds=50))
-    assert sorted(gone.tolist()) == [-6, 5, 7]
-    assert here.run(variable.get_counting, [5, -6, 7, 8, 10]).tolist() == [0, 0, 0, 1, 2]
-    assert here.run(variable.get_timestamp, [5, -6, 7]).tolist() == [0, 0, 0]
-    look_up(here, variable, [5, 8])
-    assert keys_of(here, variable) == [8, 10]  # 5 is counted anew
 
 
 def test_what_a_partition_removes_are_its_keys_without_a_row_as_well():
@@ -198,14 +236,9 @@ def test_what_a_partition_removes_are_its_keys_without_a_row_as_well():
             assert session.run(counting).tolist() == [0, 0, 0, 0]
 
 
-def test_the_default_is_seven_days_and_written_keys_expire_from_the_write_on(now):
+def test_the_default_is_seven_days(now):
     variable = get_kv_variable("kv", 2)
-    for keys in ([1, 2], [2, 3]):
-        kv.insert_kv_embedding(variable, keys, [[1.0, 1.0]] * 2)
-        now.time += 1000
-    start = 1_000_000_000
-    assert variable.get_timestamp([1, 2, 3]).numpy().tolist() == [start, start + 1000, start + 1000]
-    assert variable.delete_with_timestamp(seconds=1500).numpy().tolist() == [1]
+    kv.insert_kv_embedding(variable, [2, 3], [[1.0, 1.0]] * 2)
     now.time += 6.9 * 86400
     assert variable.delete_with_timestamp().shape == (0,)
     now.time += 0.2 * 86400
@@ -213,16 +246,6 @@ def test_the_default_is_seven_days_and_written_keys_expire_from_the_write_on(now
     for wrong in ({"threshold": -1}, {"seconds": float("nan")}):
         with pytest.raises(ValueError, match="0 or more"):
             variable.delete_with_timestamp(**wrong)
-
-
-def test_delete_removes_rows_and_counts(here, made):
-    variable = made(enter_threshold=2, initializer=tf1.ones_initializer())
-    look_up(here, variable, [5, 5, -6, -6, 7])
-    here.run(variable.delete, [[5, 7], [99, 5]])
-    assert keys_of(here, variable) == [-6]
-    assert here.run(variable.get_counting, [5, -6, 7]).tolist() == [0, 2, 0]
-    look_up(here, variable, [5])
-    assert keys_of(here, variable) == [-6]  # it is counted anew
 
 
 def test_delete_frees_optimizer_states():
@@ -242,15 +265,3 @@ def test_delete_frees_optimizer_states():
             again = dict(zip(*map(np.ndarray.tolist, session.run(variable.export())), strict=True))
     assert again[1] == first[0].tolist()  # one step of a new accumulator
     assert again[2] != first[1].tolist()
-
-
-def test_a_partition_lists_and_removes_its_own_keys(now):
-    variable = get_kv_variable("kv", 2, partitioner=tf1.fixed_size_partitioner(3))
-    tf.nn.embedding_lookup(variable, [0, 1, 2, 3, 4, -1])
-    parts = [part.export()[0].numpy().tolist() for part in variable]
-    assert parts == [[0, 3], [1, 4], [-1, 2]]
-    assert [int(part.total_count) for part in variable] == [2, 2, 2]
-    now.time += 100
-    assert list(variable)[1].delete_with_timestamp(seconds=50).numpy().tolist() == [1, 4]
-    assert variable.export()[0].numpy().tolist() == [-1, 0, 2, 3]
-    assert (int(variable.total_count), int(variable.total_freq)) == (4, 4)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import kv_variable as kv
-from tests.support.saved_graphs import FIRST, Saved, Trained, of, saved, shrinking, tf1
+from tests.support.saved_graphs import Saved, Trained, adam, ftrl, of, saved, shrinking, tf1
 
 
 @pytest.fixture(params=["call", "environment"])
@@ -27,26 +27,86 @@ def deltas():
     kv.disable_delta_export()
 
 
-@pytest.mark.parametrize("then", [2, None, 5])
-def test_a_full_save_and_a_delta_are_the_table(tmp_path, enabled, then):
-    ours = Saved(tmp_path)
-    again = Trained(then)
-    with again.session(initialized=False) as session:
+KEYS = [0, 1, 2, -5, 77, -(2**63), 2**63 - 1]
+
+
+def opened(parts, is_new, **options):
+    """Returns a graph with a session, and with what else a program does to keys."""
+    graph = Trained(parts, **options)
+    with graph.graph.as_default():
+        graph.counts = tf1.placeholder(tf.int64, [None])
+        graph.delete = graph.variable.delete(graph.keys)
+        graph.count = graph.variable.increase_counting(graph.keys, graph.counts)
+        graph.saver, graph.its_session = tf1.train.Saver(), tf1.Session()
+    graph.run = graph.its_session.run
+    if is_new:
+        graph.run(graph.initializer)
+    return graph
+
+
+def facts(graph):
+    """Rows, counts, times and states of keys, and what is dense."""
+    states = {name: rows.tolist() for name, rows in graph.states().items()}
+    dense = [each.tolist() for each in graph.run([graph.dense, graph.global_step])]
+    return graph.known(KEYS), graph.times(KEYS).tolist(), states, dense
+
+
+@pytest.mark.parametrize("optimizer", [adam, ftrl, shrinking])
+def test_a_program_that_is_interrupted_knows_what_another_does(
+    tmp_path, monkeypatch, deltas, optimizer
+):
+    """Between saves in full and deltas, into other numbers of partitions."""
+    now, rng, paths = [1e9], np.random.default_rng(1), []
+    monkeypatch.setattr("time.time", lambda: now[0])
+    options = {"optimizer": optimizer, "enter_threshold": 3}
+    whole, broken = (opened(parts, True, **options) for parts in (None, 2))
+    calls = ["train", "train", "look up", "count", "delete", "save", "save"]
+    for turn, call in enumerate([*rng.permutation(calls * 3), "train"]):
+        now[0] += 100
+        keys, counts = rng.choice(KEYS, 4), rng.choice([1, 2, 2**32 - 1], 4)
+        for graph in (whole, broken):
+            graph.variable.table.record.allows = 0  # native code has the machine's clock
+            if call == "train":
+                graph.train(keys)
+            elif call == "look up":
+                graph.look_up(keys)
+            elif call in ("count", "delete"):
+                fed = {graph.keys: keys} | ({graph.counts: counts} if call == "count" else {})
+                graph.run(getattr(graph, call), fed)
+        if call == "save":
+            path, is_delta = str(tmp_path / str(turn)), bool(paths) and rng.integers(3) > 0
+            with broken.graph.as_default():
+                if is_delta:
+                    paths.append(kv.save_delta(broken.saver, broken.its_session, path))
+                else:
+                    paths = [broken.saver.save(broken.its_session, path)]
+            if rng.integers(3):
+                broken.its_session.close()
+                broken = opened([None, 1, 2, 3][rng.integers(4)], False, **options)
+                # A delta has all that has changed since the full save.
+                between = [each for each in paths[1:-1] if rng.integers(2)]
+                with broken.graph.as_default():
+                    for each in [*paths[:1], *between, *paths[1:][-1:]]:
+                        broken.saver.restore(broken.its_session, each)
+        assert facts(broken) == facts(whole)
+
+
+def test_rows_that_training_set_to_zeros_are_listed(tmp_path, deltas):
+    graph = Trained(3, shrinking)
+    with graph.session() as session:
         saver = tf1.train.Saver()
-        saver.restore(session, ours.full)
-        assert again.known([5, 6, 7]) == ours.known[0]
-        saver.restore(session, ours.delta)
-        assert again.known([5, 6, 7]) == ours.known[1]
-        saver.restore(session, ours.later)
-        assert again.known([5, 6, 7]) == ours.known[2]
-        again.train(*FIRST)  # with its states too
-        assert again.known([5, 6, 7]) == ours.known[3]
-        saver.restore(session, ours.full)
-        saver.restore(session, ours.later)
-        assert again.known([5, 6, 7]) == ours.known[2]
+        graph.look_up([5, 6])
+        graph.train([1, 2, -3], [2])
+        full = saved(saver.save(session, str(tmp_path / "full")))
+        graph.train([1])
+        delta = saved(kv.save_delta(saver, session, str(tmp_path / "delta")))
+        with graph.graph.as_default():
+            assert session.run(graph.variable.total_count) == 2
+    assert set(of(full, "keys")) == {5, 6} and set(of(full, "blacklist")) == {1, 2, -3}
+    assert of(full, "states").shape[0] == 5 and 1 in of(delta, "blacklist")
 
 
-def test_what_a_delta_has(tmp_path, deltas):
+def test_what_a_delta_has(tmp_path, enabled):
     ours = Saved(tmp_path)
     first, later = saved(ours.delta), saved(ours.later)
     # What the last lookup before the full save saw may have changed after it.
@@ -61,64 +121,6 @@ def test_what_a_delta_has(tmp_path, deltas):
             if name.endswith("-need_full_import")
         )
     assert "dense" in first
-
-
-def test_deltas_of_shrunk_keys_have_their_states(tmp_path, deltas):
-    graph = Trained(2, shrinking)
-    with graph.session() as session:
-        saver = tf1.train.Saver()
-        graph.look_up([1, 2, 3])
-        graph.look_up([9])
-        full = saver.save(session, str(tmp_path / "full"))
-        graph.train([1, 3])
-        delta = kv.save_delta(saver, session, str(tmp_path / "delta"))
-        known, states = graph.known(), graph.states()
-    assert set(of(saved(delta), "blacklist")) == {1, 3}
-    again = Trained(3, shrinking)
-    with again.session(initialized=False) as session:
-        for path in (full, delta):
-            tf1.train.Saver().restore(session, path)
-        assert again.known() == known
-        restored = again.states()
-    assert [*restored] == [*states] and len(states) == 2
-    for name, rows in states.items():
-        np.testing.assert_array_equal(restored[name], rows)
-
-
-def test_deltas_have_the_sightings_of_keys_without_a_row(tmp_path, deltas):
-    graph = Trained(2, enter_threshold=2)
-    with graph.session() as session:
-        saver = tf1.train.Saver()
-        graph.train([1, 1, 2, 3])
-        full = saver.save(session, str(tmp_path / "full"))
-        graph.train([2, 4])
-        delta = kv.save_delta(saver, session, str(tmp_path / "delta"))
-        known = graph.known([3, 4])
-    again = Trained(2, enter_threshold=2)
-    with again.session(initialized=False) as session:
-        for path in (full, delta):
-            tf1.train.Saver().restore(session, path)
-        assert again.known([3, 4]) == known
-        assert known[1] == {3: 1, 4: 1} and known[0][2][1] == 2
-
-
-def test_deltas_go_on_after_a_restore(tmp_path, deltas):
-    ours = Saved(tmp_path)
-    middle, end = Trained(3), Trained(None)
-    with middle.session(initialized=False) as session:
-        saver = tf1.train.Saver()
-        saver.restore(session, ours.full)
-        saver.restore(session, ours.delta)
-        middle.train([60, 123])
-        known = middle.known()
-        path = kv.save_delta(saver, session, str(tmp_path / "again"))
-    tensors = saved(path)
-    assert set(of(tensors, "keys")) == {2, 3, 60, 77, 123}
-    assert set(of(tensors, "delete_keys")) == {50, -4}
-    with end.session(initialized=False) as session:
-        for each in (ours.full, path):
-            tf1.train.Saver().restore(session, each)
-        assert end.known() == known
 
 
 @pytest.fixture

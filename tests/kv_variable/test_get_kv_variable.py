@@ -402,19 +402,6 @@ def test_an_initializers_own_seed_counts():
 # ---- where a variable may be made ----------------------------------------------------------------
 
 
-def test_two_graphs_have_tables_of_their_own():
-    found = []
-    for number in (1.0, 2.0):
-        with tf.Graph().as_default():
-            variable = get_kv_variable("kv", 2, initializer=tf1.constant_initializer(number))
-            rows = tf.nn.embedding_lookup(variable, [1])
-            with tf1.Session() as session:
-                session.run(tf1.global_variables_initializer())
-                found.append((variable, session.run(rows).tolist()))
-    assert [rows for _, rows in found] == [[[1.0, 1.0]], [[2.0, 2.0]]]
-    assert found[0][0].table is not found[1][0].table
-
-
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_a_graph_that_nobody_has_is_gone_with_its_tables(is_trained, made):
     tf1.reset_default_graph()
@@ -513,17 +500,6 @@ def test_rows_beside_the_first_memory(tmp_path):
     )
     whole = get_kv_variable("memory", 8)
     assert not whole.has_storage() and whole.kv_options == kv.KvOptions()
-
-
-def test_a_table_may_be_told_to_forget_the_least_counted():
-    options = kv.KvOptions(configs={"init_capacity": 128, "max_capacity": 128})
-    variable = get_kv_variable("forgets", 2, kv_options=options)
-    for _ in range(3):
-        tf.nn.embedding_lookup(variable, tf.range(20, dtype=tf.int64))
-    for start in range(100, 1100, 50):
-        tf.nn.embedding_lookup(variable, tf.range(start, start + 50, dtype=tf.int64))
-    keys = variable.export()[0].numpy()
-    assert len(keys) <= 128 and set(range(20)) <= set(keys.tolist())
 
 
 def test_capacities_are_rounded_up(monkeypatch):

@@ -94,16 +94,6 @@ def test_inference_mode_holds_when_a_lookup_runs(here, made, kind):
     assert len(here.run(variable.export)[0]) == 3
 
 
-def test_predicting_gives_the_rows_there_are_and_changes_nothing(here, made):
-    variable = ones(made)
-    here.run(plain(variable), [3, 5])
-    before = [here.run(f) for f in (variable.export, lambda: variable.get_counting([3, 5, 9]))]
-    rows = here.run(plain(variable, training=False), [3, 9, 5, 9])
-    assert rows[:, 0].tolist() == [1.0, 0.0, 1.0, 0.0]
-    after = [here.run(f) for f in (variable.export, lambda: variable.get_counting([3, 5, 9]))]
-    tf.nest.map_structure(np.testing.assert_array_equal, before, after)
-
-
 def test_what_a_missing_key_gives_may_be_said(here, made):
     variable = ones(made)
     for missing, number in (("initial", 1.0), ("zeros", 0.0)):

@@ -16,7 +16,6 @@ from tests.support.saved_graphs import (
     DIM,
     Trained,
     adam,
-    ftrl,
     of,
     saved,
     shrinking,
@@ -40,27 +39,6 @@ def make(path, parts=None, batches=BEFORE, **arguments):
 
 
 # ---- there and back ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("optimizer", [adam, ftrl], ids=["adam", "ftrl"])
-@pytest.mark.parametrize(("parts", "then"), [(None, None), (3, 3), (3, 5), (None, 2), (4, None)])
-def test_training_goes_on_as_if_it_had_not_been_interrupted(tmp_path, parts, then, optimizer):
-    whole = Trained(parts, optimizer)
-    with whole.session() as session:
-        whole.train(*BEFORE)
-        expected_before = whole.known([77])
-        path = tf1.train.Saver().save(session, str(tmp_path / "model"), global_step=3)
-        whole.train(*AFTER)
-        expected = whole.known([99])
-        dense = session.run(whole.dense)
-    again = Trained(then, optimizer)
-    with again.session(initialized=False) as session:
-        tf1.train.Saver().restore(session, path)
-        assert again.known([77]) == expected_before
-        assert session.run(again.global_step) == len(BEFORE)
-        again.train(*AFTER)
-        assert again.known([99]) == expected
-        np.testing.assert_array_equal(session.run(again.dense), dense)
 
 
 def test_the_counts_are_those_of_a_dict(tmp_path):
@@ -268,55 +246,6 @@ def test_a_saver_of_eager_mode(tmp_path):
 # ---- what TFPlus does wrong ----------------------------------------------------------------------
 
 
-def test_defects_1_and_14_sightings_of_keys_without_a_row_and_large_counts_survive(tmp_path):
-    graph = Trained(2, enter_threshold=3)
-    with graph.session() as session:
-        graph.train([1, 2, 2, 4, 4, 4], [1])
-        with graph.graph.as_default():
-            more = tf.constant([[4, 70000], [8, 2**32 - 1]], tf.int64)
-            count = graph.variable.increase_counting(more[:, 0], more[:, 1])
-        session.run([count])
-        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
-    tensors = saved(path)
-    assert set(of(tensors, "freq_keys")) == {1, 2, 4, 8}
-    again = Trained(3, enter_threshold=3)
-    with again.session(initialized=False) as session:
-        tf1.train.Saver().restore(session, path)
-        known, others = again.known([1, 2, 8, 9])
-        assert others | {key: count for key, (_, count) in known.items()} == {
-            1: 2,
-            2: 2,
-            9: 0,
-            4: 70003,
-            8: 2**32 - 1,
-        }
-        again.train([1, 9])
-        known, others = again.known([2, 9])
-        assert known[1][1] == 3 and others == {2: 2, 9: 1}
-
-
-def test_defect_2_times_survive_and_old_keys_expire_after_a_restore(tmp_path, monkeypatch):
-    now = [1_000_000_000.0]
-    monkeypatch.setattr("time.time", lambda: now[0])
-    graph = Trained(2, enter_threshold=2)
-    with graph.session() as session:
-        graph.train([1, 1, 6])
-        now[0] += 2
-        graph.train([2, 2, 7])
-        times = graph.times([1, 6, 2, 7, 9])
-        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
-    assert times.tolist() == [now[0] - 2, now[0] - 2, now[0], now[0], 0]
-    now[0] += 1
-    again = Trained(None, enter_threshold=2)
-    with again.session(initialized=False) as session:
-        tf1.train.Saver().restore(session, path)
-        np.testing.assert_array_equal(again.times([1, 6, 2, 7, 9]), times)
-        with again.graph.as_default():
-            expire = again.variable.delete_with_timestamp(seconds=2)
-        assert sorted(session.run(expire).tolist()) == [1, 6]  # with and without a row
-        assert list(again.known()[0]) == [2]
-
-
 def test_defect_3_a_row_is_clipped_by_what_it_is_when_it_is_saved(tmp_path):
     graph = Trained(None, initializer=tf1.zeros_initializer())
     with graph.session() as session:
@@ -332,64 +261,6 @@ def test_defect_3_a_row_is_clipped_by_what_it_is_when_it_is_saved(tmp_path):
     with again.session(initialized=False) as session:
         tf1.train.Saver().restore(session, path)
         assert again.known()[0] == known and known[1][0] == (0.0,) * DIM
-
-
-def test_defect_4_reading_the_variable_changes_no_checkpoint(tmp_path):
-    graph = Trained(2, initializer=tf1.zeros_initializer())
-    with graph.session() as session:
-        graph.look_up([1, 2])
-        graph.train([2])
-        saver = tf1.train.Saver()
-        before = saved(saver.save(session, str(tmp_path / "before")))
-        with graph.graph.as_default():
-            session.run([graph.variable.value(), graph.variable.read_value()])
-        after = saved(saver.save(session, str(tmp_path / "after")))
-    for name in before:
-        if not name.endswith("-facts"):
-            np.testing.assert_array_equal(before[name], after[name])
-
-
-def test_defect_6_deleted_keys_leave_no_states(tmp_path):
-    graph, fresh = Trained(2), Trained(2)
-    with graph.session() as session:
-        graph.train([1, 2], [1, 2])
-        with graph.graph.as_default():
-            delete = graph.variable.delete(tf.constant([1], tf.int64))
-        session.run(delete)
-        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
-    tensors = saved(path)
-    assert of(tensors, "states").shape[0] == 1 and of(tensors, "freq_keys").tolist() == [2]
-    again = Trained(2)
-    with again.session(initialized=False) as session:
-        tf1.train.Saver().restore(session, path)
-        again.train([1])
-        restored = again.known()[0][1]
-    with fresh.session():
-        fresh.train([2], [2], [1])
-        assert fresh.known()[0][1] == restored
-
-
-def test_shrunk_rows_come_back_as_zeros_with_their_states(tmp_path):
-    def made():
-        return Trained(3, shrinking)
-
-    whole = made()
-    with whole.session() as session:
-        whole.look_up([5, 6])
-        whole.train([1, 2, -3], [2])
-        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
-        known = whole.known()[0]
-        states = whole.states()
-    tensors = saved(path)
-    assert set(of(tensors, "keys")) == {5, 6} and set(of(tensors, "blacklist")) == {1, 2, -3}
-    assert of(tensors, "states").shape[0] == 5
-    again = made()
-    with again.session(initialized=False) as session:
-        tf1.train.Saver().restore(session, path)
-        assert again.known()[0] == known and known[1][0] == (0.0,) * DIM
-        for name, rows in again.states().items():
-            np.testing.assert_array_equal(rows, states[name])
-        assert session.run(again.variable.total_count) == 2
 
 
 # ---- modes ---------------------------------------------------------------------------------------

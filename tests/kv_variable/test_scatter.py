@@ -28,32 +28,6 @@ def scattered(rows, operation, keys, values):
         rows[key] = np.float32(FUNCTIONS[operation](row, value))
 
 
-def batches(dim, seed):
-    """Batches with repeated keys, one key, and none."""
-    rng = np.random.default_rng(seed)
-    for count in (40, 1, 0, 7):
-        keys = rng.choice([0, -1, 5, -7, 2**63 - 1, -(2**63), 12, 13], count)
-        yield keys, rng.choice([-3.0, -0.5, 0.25, 1.5, 2.0], (count, dim)).astype(np.float32)
-
-
-@pytest.mark.pairs
-@pytest.mark.parametrize("operation", FUNCTIONS)
-def test_repeated_keys_are_taken_in_order(here, made, operation):
-    variable = made(embedding_dim=5, initializer=tf1.constant_initializer(START))
-    rows = {}
-    for keys, values in batches(5, 1):
-        here.run(
-            lambda k, v: getattr(variable, f"scatter_{operation}")(tf.IndexedSlices(v, k)),
-            keys,
-            values,
-        )
-        scattered(rows, operation, keys.tolist(), values)
-    found, values = here.run(variable.export)
-    assert found.tolist() == sorted(rows)
-    for key, value in zip(found.tolist(), values, strict=True):
-        np.testing.assert_allclose(value, rows[key], rtol=1e-6)
-
-
 def test_halves():
     for operation, function in FUNCTIONS.items():
         for dtype in (tf.float16, tf.bfloat16):
@@ -66,18 +40,6 @@ def test_halves():
             rows = tf.nn.embedding_lookup(variable, [7])
             assert rows.dtype == dtype
             np.testing.assert_array_equal(tf.cast(rows, tf.float64)[0], wanted)  # exact in halves
-
-
-@pytest.mark.pairs
-@pytest.mark.parametrize("operation", FUNCTIONS)
-def test_a_write_is_a_sighting_and_needs_no_admission(here, made, operation):
-    variable = made(initializer=tf1.ones_initializer(), enter_threshold=2)
-    scatter = getattr(variable, f"scatter_{operation}")
-    here.run(lambda ids: tf.nn.embedding_lookup(variable, ids), [1, 1, 2])
-    here.run(lambda k, v: scatter(tf.IndexedSlices(v, k)), [1, 2, 3], np.ones((3, 3), np.float32))
-    # What is written has a row, whatever was seen of it.
-    assert here.run(lambda: variable.export(cutoff=None))[0].tolist() == [1, 2, 3]
-    assert here.run(variable.get_counting, [1, 2, 3]).tolist() == [3, 2, 1]
 
 
 def test_a_partition_reaches_any_key():

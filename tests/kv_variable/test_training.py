@@ -232,7 +232,7 @@ def test_rectified_adam_counts_on_where_float32_stops():
 
 
 def test_names_of_slots_and_version_3_are_accepted():
-    names = {"accum_name": "a", "linear_name": "b"}
+    names = {"accum_name": "a", "linear_name": "b", "use_locking": True}
     steps = list(batches(2))
     for cls, options in (
         (training.GroupAdamOptimizer, {"version": 3}),

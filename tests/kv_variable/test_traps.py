@@ -1,7 +1,8 @@
 """What TFPlus gets wrong (kv_variable's list of defects, by number), and this does instead.
 
-Those of files, 1 to 4, 6, 14, are in test_saving.py; others where their facts are: 5 and 15 in
-test_admission.py, 10, 11 and 18 in test_get_kv_variable.py, 17 in test_modes.py.
+Others are where their facts are: 1, 2, 6 and 14 in test_delta.py, 3 in test_saving.py, 4, 5 and 15
+in test_admission.py, 9 and 12 in test_training.py, 10, 11 and 18 in test_get_kv_variable.py, 17 in
+test_modes.py.
 """
 
 import numpy as np
@@ -67,46 +68,6 @@ def test_defect_8_keys_that_training_has_set_to_zeros_are_not_counted():
         assert session.run([count, freq]) == [1, 1]
 
     in_session(build, after)
-
-
-@pytest.mark.parametrize("use_locking", [False, True])
-def test_defect_9_locking_changes_nothing(use_locking):
-    def build():
-        variable = get_kv_variable("kv", 2, initializer=tf1.ones_initializer())
-        optimizer = kv.train.SparseGroupFtrlOptimizer(0.1, use_locking=use_locking)
-        steps = [
-            optimizer.minimize(tf.reduce_sum(tf.nn.embedding_lookup(variable, [1, number])))
-            for number in range(3)
-        ]
-        return steps, variable.export()
-
-    def after(session, steps, exported):
-        for step in steps:
-            session.run(step)
-        return session.run(exported)[1]
-
-    (rows,) = in_session(build, after)
-    assert rows.shape == (3, 2) and np.isfinite(rows).all() and (rows < 1).all()
-
-
-def test_defect_12_group_adam_begins_with_the_row():
-    def build():
-        variable = get_kv_variable("kv", 1, initializer=tf1.ones_initializer())
-        ids, factor = tf1.placeholder(tf.int64, [None]), tf1.placeholder(tf.float32, [])
-        loss = tf.reduce_sum(tf.nn.embedding_lookup(variable, ids)) * factor
-        step = kv.train.GroupAdamOptimizer(0.01).minimize(loss)
-        return step, ids, factor, variable.export(cutoff=None)
-
-    def after(session, step, ids, factor, exported):
-        for _ in range(4):
-            session.run(step, {ids: [1], factor: 1.0})
-        session.run(step, {ids: [2], factor: 1e-6})  # far below epsilon's reach there
-        session.run(step, {ids: [3], factor: 0.0})
-        return dict(zip(*map(np.ndarray.tolist, session.run(exported)), strict=True))
-
-    (rows,) = in_session(build, after)
-    assert 1 - 0.1 < rows[2][0] < 1  # theirs: more than half is lost
-    assert rows[3] == [1.0]
 
 
 def test_defect_16_repeated_keys_of_a_scatter_are_taken_in_order():

@@ -121,6 +121,8 @@ def test_other_formats_travel(comm, key_type, dtype):
         loss = tf.reduce_sum(out)
     np.testing.assert_array_equal(tf.cast(out, tf.float32), [[6.0] * DIM, [2.0] * DIM])
     gradient = tape.gradient(loss, table)
+    assert (out.dtype, gradient.indices.dtype) == (dtype, key_type)
+    assert gradient.values.dtype == tf.float32
     expected = {int(top): 2.0, 0: 1.0, int(top) - 1: 1.0}
     mine = {key: comm.size * n for key, n in expected.items() if key % comm.size == comm.rank}
     found = zip(gradient.indices.numpy().tolist(), gradient.values.numpy()[:, 0], strict=True)

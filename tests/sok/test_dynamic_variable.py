@@ -49,21 +49,6 @@ def test_no_var_type_is_the_usual_one(var_type):
     np.testing.assert_array_equal(variable.sparse_read([5]), usual.sparse_read([5]))
 
 
-def test_a_fan_based_initializer_counts_with_the_row_shape():
-    glorot = tf.keras.initializers.GlorotUniform()
-    v = sok.DynamicVariable(64, initializer=glorot, row_shape=(1000, 64))
-    rows = tf.nn.embedding_lookup(v, tf.range(500, dtype=tf.int64)).numpy()
-    limit = np.sqrt(6 / (1000 + 64))
-    assert 0.99 * limit < np.abs(rows).max() <= np.float32(limit)
-    with pytest.warns(RuntimeWarning, match="glorot_uniform of 'alone' depends on") as told:
-        alone = sok.DynamicVariable(64, initializer="glorot_uniform", name="alone").sparse_read([5])
-    assert told[0].filename == __file__
-    assert limit < np.abs(alone).max() <= np.float32(np.sqrt(6 / (64 + 64)))
-    for wrong in (5, (1, 2, 3), (0, 64)):
-        with pytest.raises(ValueError, match="two numbers above 0"):
-            sok.DynamicVariable(64, initializer=glorot, row_shape=wrong)
-
-
 def test_num_gpus_is_the_number_of_ranks(uninitialised, monkeypatch):
     table = sok.DynamicVariable(3, initializer="ones")
     assert table.num_gpus == 1  # one process needs no init

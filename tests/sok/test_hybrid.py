@@ -1,7 +1,5 @@
 """The hybrid table as a variable: options, eviction, admission, what is evicted, what is shown."""
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -68,12 +66,6 @@ def test_capacities_are_rounded_up_to_powers_of_two(monkeypatch):
     options = table.table.options
     assert (options.init_capacity, options.max_capacity) == (2048, 4096)
     assert table.config_dict == {"init_capacity": 1162, "max_capacity": 3000}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # said once
-        table = sok.DynamicVariable(2, var_type="hybrid", init_capacity=1, max_capacity=1025)
-    assert (table.table.options.init_capacity, table.table.options.max_capacity) == (4, 2048)
-    with pytest.raises(ValueError, match="must not exceed `max_capacity`"):
-        sok.DynamicVariable(2, var_type="hybrid", init_capacity=128, max_capacity=64)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +81,6 @@ def test_first_rows_are_normal_unless_asked_otherwise():
     rows = tf.nn.embedding_lookup(table, np.arange(1000)).numpy()
     # 64,000 draws: the standard error of the mean is 0.004.
     assert abs(rows.mean()) < 0.02 and abs(rows.std() - 1) < 0.02
-    table = sok.DynamicVariable(64, "uniform", var_type="hybrid")
-    rows = tf.nn.embedding_lookup(table, np.arange(1000)).numpy()
-    assert rows.min() >= 0 and rows.max() <= 1
 
 
 # ---------------------------------------------------------------- eviction

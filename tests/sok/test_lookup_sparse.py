@@ -12,7 +12,6 @@ import sok_lite as sok
 from sok_lite.engine.work_counters import GRADIENTS
 
 NUM_ROWS = 60
-COMBINERS = ("sum", "mean", "sqrtn")
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
@@ -79,76 +78,6 @@ def test_a_gradient_that_nobody_asks_for_is_not_run(table):
     assert GRADIENTS.number == done
 
 
-def with_gaps(rows):
-    sparse = rows.to_sparse()
-    shape = sparse.dense_shape * tf.constant([1, 3], tf.int64)
-    return tf.SparseTensor(sparse.indices * tf.constant([1, 3], tf.int64), sparse.values, shape)
-
-
-def of_unknown_shape(tensor):
-    if tf.executing_eagerly():
-        return tensor
-    return tf.compat.v1.placeholder_with_default(tensor, [None] * tensor.shape.rank)
-
-
-# Rows of a RaggedTensor in the forms that a lookup takes; those of the last three are equally long.
-FORMS = {
-    "ragged": lambda rows, _: rows,
-    "splits of int32": lambda rows, _: rows.with_row_splits_dtype(tf.int32),
-    "sparse": lambda rows, _: rows.to_sparse(),
-    "sparse with gaps": lambda rows, _: with_gaps(rows),
-    "dense": lambda rows, width: tf.reshape(rows.flat_values, [-1, width]),
-    "unknown": lambda rows, width: of_unknown_shape(tf.reshape(rows.flat_values, [-1, width])),
-    "one each": lambda rows, _: rows.flat_values,
-}
-
-
-@pytest.mark.parametrize("count", [1, 42])
-@pytest.mark.parametrize("batch", [0, 5])
-def test_tables_of_a_call_give_what_each_gives_by_itself(count, batch, mode):
-    """In any form of ids and weights, bit by bit what ragged ones give."""
-    rng, tables, given = np.random.default_rng(count), [], []
-    for i in range(count):
-        form, key_type = [*FORMS][i % 7], (tf.int64, tf.int32, tf.uint64)[i % 3]
-        dim, dtype = (16, 3, 7, 32, 1)[i % 5], (tf.float32, tf.float16)[i % 2]
-        tables.append(sok.DynamicVariable(dim, key_type=key_type, dtype=dtype))
-        width = 1 if form == "one each" else 1 + i % 3
-        lengths = rng.integers(0, 4, batch) if i % 7 < 4 else np.full(batch, width)
-        ids = tf.RaggedTensor.from_row_lengths(rng.integers(0, 9, lengths.sum()), lengths)
-        ids = tf.cast(ids, key_type if i % 4 else tf.int32)
-        of_weights = None
-        if i % 3:
-            of_weights = form if i % 2 else [*FORMS][i // 7 % 4]
-        weights = tf.constant(rng.uniform(0.5, 2, lengths.sum()), tf.float32)
-        given.append((ids, weights, form, of_weights, width, COMBINERS[i // 3 % 3]))
-
-    def look_up(tables, given):
-        flat = [weights for _, weights, _, of_weights, *_ in given if of_weights is not None]
-        with tf.GradientTape() as tape:
-            tape.watch(flat)
-            all_ids = [FORMS[form](ids, width) for ids, _, form, _, width, _ in given]
-            all_weights = [
-                None if form is None else FORMS[form](ids.with_flat_values(weights), width)
-                for ids, weights, _, form, width, _ in given
-            ]
-            outputs = sok.lookup_sparse(tables, all_ids, all_weights, [each[-1] for each in given])
-            loss = tf.add_n([tf.reduce_sum(tf.sin(tf.cast(out, tf.float32))) for out in outputs])
-        return outputs, *tape.gradient(loss, [tables, flat])
-
-    together, alone = mode(lambda: look_up(tables, given))(), ([], [], [])
-    for table, (ids, weights, _, form, *others) in zip(tables, given, strict=True):
-        form = form and "ragged"
-        for all_of, found in zip(
-            alone, look_up([table], [(ids, weights, "ragged", form, *others)]), strict=True
-        ):
-            all_of.extend(found)
-    assert [out.shape for out in together[0]] == [(batch, table.dimension) for table in tables]
-    together, alone = (tf.nest.flatten(each, expand_composites=True) for each in (together, alone))
-    for one, other in zip(together, alone, strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        np.testing.assert_array_equal(one, other)
-
-
 def test_shapes_and_combiners_of_a_call(table):
     """One variable gives one tensor, lists give lists; the mean is the default."""
     ids, _ = a_batch(0, 5)
@@ -161,23 +90,6 @@ def test_shapes_and_combiners_of_a_call(table):
     for each in sok.lookup_sparse([table] * 2, [ids, ids], combiners="average"):
         np.testing.assert_array_equal(each, one)
     assert sok.lookup_sparse([], []) == []
-
-
-def test_empty_rows_and_zero_weights_give_zeros(table, mode):
-    ids = tf.ragged.constant([[], [1, 2], []], dtype=tf.int64)
-    zero = ids.with_flat_values(tf.zeros([2]))
-
-    @mode
-    def run():
-        with tf.GradientTape() as tape:
-            outputs = sok.lookup_sparse([table] * 2, [ids, ids], [None, zero])
-            loss = tf.reduce_sum(outputs[1])
-        return outputs, tape.gradient(loss, table)
-
-    (plain, weighted), gradient = run()
-    np.testing.assert_array_equal(plain.numpy()[[0, 2]], np.zeros((2, 4)))
-    np.testing.assert_array_equal(weighted, np.zeros((3, 4)))
-    np.testing.assert_array_equal(gradient.values, np.zeros((4, 4)))
 
 
 def test_a_graph_makes_no_row_splits_of_dense_ids(table):
@@ -210,35 +122,10 @@ def test_static_shapes(table):
         )(tf.constant([1], tf.int64))
 
 
-@pytest.mark.parametrize("key_type", [tf.int32, tf.uint64], ids=lambda d: d.name)
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
-def test_keys_and_rows_of_other_types(key_type, dtype, mode):
-    """Rows of 16 bits are combined in float32, and have gradients of it."""
-    table = sok.DynamicVariable(2, "1.5", key_type=key_type, dtype=dtype)
-    top = np.iinfo(key_type.as_numpy_dtype).max
-    keys = tf.constant(np.array([top, 0, top, 3], key_type.as_numpy_dtype))
-    ids = tf.RaggedTensor.from_row_lengths(keys, [3, 1])
-
-    @mode
-    def run():
-        with tf.GradientTape() as tape:
-            out = sok.lookup_sparse(table, ids, combiners="sum")
-            loss = tf.reduce_sum(out)
-        return out, tape.gradient(loss, table)
-
-    out, gradient = run()
-    assert out.dtype == dtype and gradient.indices.dtype == key_type
-    np.testing.assert_array_equal(tf.cast(out, tf.float32), [[4.5, 4.5], [1.5, 1.5]])
-    assert gradient.values.dtype == tf.float32
-    np.testing.assert_array_equal(gradient.indices, [top, 0, 3])
-    np.testing.assert_array_equal(gradient.values, [[2.0, 2.0], [1.0, 1.0], [1.0, 1.0]])
-
-
 # ---- bad input ---------------------------------------------------------------------------------
 
 IDS = tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)
 DENSE = tf.Variable(tf.zeros([3, 4]))
-LOCALIZED = sok.DynamicVariable(4, mode="localized:3")
 
 
 def of_unknown_length(vector):
@@ -381,11 +268,6 @@ BAD_CALLS = {
         (ValueError, tf.errors.InvalidArgumentError),
         "Received: row splits of length 0",
     ),
-    "a rank that there is not": (
-        lambda v: sok.lookup_sparse(LOCALIZED, IDS),
-        RuntimeError,
-        "There are only 1 GPU",
-    ),
 }
 
 
@@ -396,17 +278,6 @@ def test_bad_calls_are_refused_before_anything_changes(call, error, text, mode):
         with pytest.raises(error, match=text):
             mode(partial(call, variable))()
     assert table.table.size == 0
-
-
-def test_a_key_out_of_range_changes_no_table(mode):
-    good = sok.DynamicVariable(4)
-    narrow = sok.DynamicVariable(4, key_type=tf.int32, name="narrow")
-    far = tf.ragged.constant([[1, 2**31], [3]], dtype=tf.int64)
-    with pytest.raises(
-        (ValueError, tf.errors.InvalidArgumentError), match="keys of table 'narrow' must fit int32"
-    ):
-        mode(lambda: sok.lookup_sparse([good, narrow], [IDS, far]))()
-    assert good.table.size == narrow.table.size == 0
 
 
 def test_it_needs_init_where_there_are_ranks(two_launched):

@@ -40,26 +40,6 @@ def some_grads(seed=0, steps=4):
     return np.random.default_rng(seed).normal(size=(steps, len(KEYS), DIM)).astype(np.float32)
 
 
-@pytest.mark.parametrize("module", [k3, new, legacy], ids=["Keras 3", "tf_keras", "legacy"])
-def test_dense_and_dynamic_variables_in_one_call(module, mode):
-    table, variable = new_pair()
-    shared, alone = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
-    inner, theirs = module.Adam(0.1), module.Adam(0.1)
-    ours = sok.OptimizerWrapper(inner)
-
-    @mode
-    def step(grads, dense_grads):
-        ours.apply_gradients([(dense_grads, shared), (slices(grads), table), (None, table)])
-
-    for i, grads in enumerate(some_grads()):
-        dense_grads = tf.constant([0.5, -1.0]) * (i + 1)
-        step(tf.constant(grads), dense_grads)
-        theirs.apply_gradients([(dense_grads, alone), (tf.constant(grads), variable)])
-    np.testing.assert_allclose(rows_of(table), variable, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(shared, alone, rtol=1e-6)
-    assert int(inner.iterations) == int(theirs.iterations) == int(ours.iterations) == 4
-
-
 def test_an_optimizer_may_be_a_name():
     wrapper = sok.OptimizerWrapper("adagrad")
     assert isinstance(wrapper.optimizer, tf.keras.optimizers.Adagrad)

@@ -131,6 +131,7 @@ OPTIMIZERS = {
     "Keras 3": lambda: tf.keras.optimizers.SGD(0.5, momentum=0.9),
     "Keras 3, Adam": lambda: tf.keras.optimizers.Adam(0.1),
     "v1": lambda: tf.compat.v1.train.AdagradOptimizer(0.5),
+    "sok": lambda: sok.SGD(0.5),
 }
 
 
@@ -138,11 +139,13 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_any_optimizer_trains_it_as_a_dense_variable(make, wrapped, mode):
     """Also in the wrapper, which gives its dense variables to the optimizer that it wraps."""
+    if wrapped and isinstance(make(), sok.SGD):
+        pytest.skip("it takes no wrapper")
     mine, dense = sok.Variable(rows_of(0, 4)), tf.Variable(rows_of(0, 4))
     dynamic = sok.DynamicVariable(4)
     sok.assign(dynamic, np.arange(NUM_ROWS), rows_of(0, 4))
     ours = sok.OptimizerWrapper(make()) if wrapped else make()
-    theirs = make()
+    theirs = tf.keras.optimizers.SGD(0.5) if isinstance(ours, sok.SGD) else make()
     params = [mine, dynamic] if wrapped else [mine]
 
     def step(ids):
@@ -163,22 +166,6 @@ def test_any_optimizer_trains_it_as_a_dense_variable(make, wrapped, mode):
     assert not np.allclose(mine, rows_of(0, 4))
     if wrapped:
         assert not np.allclose(sok.export(dynamic)[1], rows_of(0, 4))
-
-
-def test_sgd_of_sok_trains_static_rows(mode):
-    mine, sgd = sok.Variable(rows_of(0, 4)), sok.SGD(0.5)
-    ids = tf.ragged.constant([[1, 2], [1]])
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(sok.lookup_sparse(mine, ids, combiners="sum"))
-        sgd.apply_gradients([(tape.gradient(loss, mine), mine)])
-
-    mode(step)()
-    expected = rows_of(0, 4)
-    expected[1] -= 1.0
-    expected[2] -= 0.5
-    np.testing.assert_allclose(mine, expected, rtol=1e-6)
 
 
 def test_second_derivatives_are_tensorflows(mode):
@@ -439,9 +426,3 @@ def test_a_row_that_there_is_not_is_refused_before_anything_happens(row, mode):
         in str(caught.value)
     )
     assert dynamic.table.size == 0
-
-
-def test_the_filter_is_refused():
-    table = sok.Variable([[1.0]])
-    with pytest.raises(NotImplementedError, match="var_type 'hybrid'"):
-        sok.lookup_sparse(table, tf.ragged.constant([[0]]), use_low_frequency_filter=True)
