@@ -1,4 +1,8 @@
-"""Kernel launches that are prepared first, and made as one for several tables."""
+"""Kernel launches that are prepared first, and made as one for several tables.
+
+A backend makes them, by `packed` in cpu.py and cuda.py. Native code has its own:
+kernels/ops/launch.h.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias

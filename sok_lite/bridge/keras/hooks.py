@@ -1,4 +1,4 @@
-"""All wrapped methods of Keras and TensorFlow, and their wrappers.
+"""How methods of Keras and TensorFlow are wrapped; whoever needs one wrapped calls `around`.
 
 A method or a module's function has one wrapper, however many parts of this package act around it.
 Nothing else in the package sets attributes of theirs; a test checks that.

@@ -292,7 +292,7 @@ class RowStore(RowAccess):
         self._grow(claim.after().num_rows)
         return claim
 
-    def list_launches(self, claim: Claim, placed: Array | None = None) -> list[Launch]:
+    def give_rows_launches(self, claim: Claim, placed: Array | None = None) -> list[Launch]:
         """Returns the launches that write the rows of the last claim, and the states of new ones.
 
         Args:
@@ -317,7 +317,7 @@ class RowStore(RowAccess):
           MemoryError: the store is as it was.
         """
         claim = self.claim(count)
-        launch_all(self.list_launches(claim))
+        launch_all(self.give_rows_launches(claim))
         self.take(claim)
         return claim.rows
 

@@ -155,7 +155,7 @@ class HkvIndex(Index):
 
         With a claim, keys get rows and, where both of their buckets are full, evict others.
         Without one, such keys are refused, and the others are not found before they get rows, by
-        `store.list_launches` or `write_rows`.
+        `store.give_rows_launches` or `write_rows`.
 
         Args:
           caller_scores: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized); None: 1

@@ -3,7 +3,7 @@
 `insert_missing` goes through these steps:
 
  1. `_dedup_missing`: the missing keys of each table, without duplicates. `draw_launches` draws
-    initial values for those that may get no row.
+    initial values for those that may get no row: they are what the lookup returns.
  2. `_admit`: tables that admit only some new keys decide which (admission.py).
  3. `new_insertion`: each table makes room: its index grows, and rows are claimed.
  4. `_reserve_slots`: keys get slots of the index, in which no search finds them yet. Where some
@@ -18,9 +18,10 @@ for, as often for a thousand tables as for one. An error before the launches of 
 table as it was, but for its room. Signals wait until the end of all steps (find.py,
 `look_up_batch`).
 
-Where an "hbm" table has room and admits every key, its index removes duplicates itself, and steps
-1, 2 and 4 are skipped: see `ItemInsertion`. Native code does the same for tables that have room
-(kernels/ops/insertion.cpp). Writes of new keys take steps 3 to 6: `insert_keys`.
+Where all tables of a call are "hbm" tables that have room and admit every key, their indexes remove
+duplicates themselves, and steps 1, 2 and 4 are skipped: see `_can_skip_dedup` and `ItemInsertion`.
+Native code (kernels/ops/insertion.cpp) inserts first, into tables that have room; what it leaves
+comes here. Writes of new keys take steps 3 to 6: `insert_keys`.
 """
 
 import contextlib
@@ -90,8 +91,8 @@ class LookupRequest(NamedTuple):
       missing: the result of a key that has no row afterwards, "initial" or "zeros".
       filter_ratio: chance of a key without a row to get one this time.
       unique_keys: a promise that no key repeats.
-      caller_scores: (size,) uint64, scores or increments of the caller's, of keys that do not
-        repeat. Of a table that counts repeats they may: it is how often each item counts.
+      caller_scores: (size,) uint64. In a table that counts repeats: how often each item counts.
+        Else scores or increments of the caller's, of keys that do not repeat.
       evicted: a list that is extended by the evicted keys; None: they are not wanted.
       then: of an update, returns the launches that take the step, once all keys have their rows.
     """
@@ -137,9 +138,9 @@ def insert_missing(
       MemoryError: no memory for the new keys; the tables are as they were.
     """
     num_missing = [counts[Count.MISSING] for counts in counted]
-    tables = [i for i, count in enumerate(num_missing) if count]
+    with_missing = [i for i, count in enumerate(num_missing) if count]
     can_skip_dedup = not others and all(
-        _can_skip_dedup(requests[i], num_missing[i]) for i in tables
+        _can_skip_dedup(requests[i], num_missing[i]) for i in with_missing
     )
     if can_skip_dedup and _insert_items(backend, keys, rows, requests, counters, num_missing):
         return [0] * len(num_missing)
@@ -201,7 +202,7 @@ class _MissingKeys:
         # Now: there may be no memory for them when it is known which keys get no row.
         self.values = table.store.output(int(self.keys.size))
         if request.insert and not table.may_turn_away(request.filter_ratio):
-            return []  # with the rows, of those that are refused
+            return []  # step 5 draws them, for keys that it refuses: `refused_values`
         self.are_drawn = True
         return [table.draw_launch(self.values, self.keys)]
 
@@ -277,15 +278,15 @@ def _dedup_missing(
     """Returns the distinct missing keys of each request that has any, by the number of its
     table."""
     num_missing = [counts[Count.MISSING] for counts in counted]
-    tables = [i for i, count in enumerate(num_missing) if count]
+    with_missing = [i for i, count in enumerate(num_missing) if count]
     sizes = [each.size for each in requests]
     begin = split_offsets(sizes)
-    repeat = not all(requests[i].unique_keys for i in tables)
+    repeat = not all(requests[i].unique_keys for i in with_missing)
     distinct = dedup(backend, keys, begin, Missing(rows, num_missing), repeat)
     its_rows, its_inverse = split(rows, sizes), split(distinct.inverse, sizes)
     its_keys, starts = split(distinct.keys, distinct.sizes), distinct.starts.tolist()
     missing = {}
-    for i in tables:
+    for i in with_missing:
         its = (its_rows[i], its_inverse[i], starts[i], its_keys[i], counters[i])
         missing[i] = _MissingKeys(requests[i], *its, num_seen=counted[i][Count.SEEN])
         caller_scores = requests[i].caller_scores
@@ -387,7 +388,7 @@ class Insertion:
     reserves = True
     has_slots = False
     needs_counts = False
-    _placed: Any  # the slots of the keys
+    _placed: Any  # the slots of the keys: (n,) int64 addresses, or a `Placement`
 
     def __init__(
         self,
@@ -417,6 +418,7 @@ class Insertion:
           MemoryError: no memory for another index; it is as it was.
           RuntimeError: the keys are chosen against the hash.
         """
+        # It counts those of all attempts.
         if counted[Count.REFUSED] == self._num_refused:
             self.reserves = False
             return
@@ -474,7 +476,7 @@ class DetInsertion(Insertion):
     def commit_launches(self) -> list[Launch]:
         return [
             *self._before,
-            *self._table.store.list_launches(self._claim, self._placed),
+            *self._table.store.give_rows_launches(self._claim, self._placed),
             self._content_launch(),
             *self._after(self.rows),
         ]
@@ -492,8 +494,8 @@ class HkvInsertion(Insertion):
         self._choose_eviction()
 
     def _choose_eviction(self) -> None:
-        """Evicts at full size, unless the index is sparse: full buckets are then no accident, and
-        another seed is tried first."""
+        """Decides whether the keys evict others: at full size, unless the index is sparse. That
+        buckets are full is then no accident, and another seed is tried first."""
         is_sparse = self._index.is_sparse(self._n) and not self._has_new_seed
         self._evicts = self._index.is_at_max_capacity and not is_sparse
         self.reserves = not self._evicts
@@ -537,7 +539,7 @@ class HkvInsertion(Insertion):
         if self._evicts:
             giving = self._evict_launches()
         else:
-            giving = table.store.list_launches(self._claim, self._placed.slots)
+            giving = table.store.give_rows_launches(self._claim, self._placed.slots)
         forgetting = []
         if table.pending is not None:
             num_forgotten = counter(self._counters, Count.FORGOTTEN)
@@ -605,10 +607,10 @@ class HkvInsertion(Insertion):
             self._table.store.trim()
         if self._evicts and self._new.evicted is not None:
             del self._spare
-            _, keys, rows, scores = self._placed
-            has_evicted = rows != np.uint32(NO_ROW)
-            evicted = (keys[has_evicted], self._last_values[has_evicted], scores[has_evicted])
-            self._new.evicted.append(Evicted(*evicted))
+            placed = self._placed
+            has_evicted = placed.evicted_rows != np.uint32(NO_ROW)
+            keys, scores = placed.evicted_keys[has_evicted], placed.evicted_scores[has_evicted]
+            self._new.evicted.append(Evicted(keys, self._last_values[has_evicted], scores))
 
 
 def _with_pending_counts(table: TableBase, new: NewKeys) -> NewKeys:
