@@ -248,34 +248,36 @@ def changed(arrays, **facts):
 
 
 def test_what_sok_has_no_place_for_is_refused(tmp_path):
-    for source, error in [
-        (changed({}, dtype="bfloat16"), "no rows of bfloat16.*dtype=float32"),
-        (changed({"keys": np.array([-5, 7])}), "has key -5.*power of two.*ranks="),
-        (changed({"keys": np.array([2**63 - 1, 7])}), "cannot hold key 9223372036854775807"),
-        (
-            changed({"keys": np.array([-2, 7])}, about=TableInfo(var_type="hybrid")),
-            "cannot hold key -2",
-        ),
-        (
-            changed(
-                {"keys": np.array([2**64 - 2, 7], np.uint64)},
-                key_type="uint64",
+    for number, (source, error) in enumerate(
+        [
+            (changed({}, dtype="bfloat16"), "no rows of bfloat16.*dtype=float32"),
+            (changed({"keys": np.array([-5, 7])}), "has key -5.*power of two.*ranks="),
+            (changed({"keys": np.array([2**63 - 1, 7])}), "cannot hold key 9223372036854775807"),
+            (
+                changed({"keys": np.array([-2, 7])}, about=TableInfo(var_type="hybrid")),
+                "cannot hold key -2",
             ),
-            "cannot hold key 18446744073709551614",
-        ),
-        (
-            changed({}, states=[StateFacts("states.0.rms", "rms", 2, 0.0, 1)]),
-            "no optimizer with the states rms.*states=no",
-        ),
-        (
-            changed({}, states=[s._replace(dim=1) for s in ADAM]),
-            "as long as rows.*states=no",
-        ),
-        (changed({}, states=ADAM, dtype="int32"), "no states of rows of int32.*states=no"),
-        (changed({}, states=[*ADAM, *TWICE]), "two optimizers.*states=no"),
-    ]:
+            (
+                changed(
+                    {"keys": np.array([2**64 - 2, 7], np.uint64)},
+                    key_type="uint64",
+                ),
+                "cannot hold key 18446744073709551614",
+            ),
+            (
+                changed({}, states=[StateFacts("states.0.rms", "rms", 2, 0.0, 1)]),
+                "no optimizer with the states rms.*states=no",
+            ),
+            (
+                changed({}, states=[s._replace(dim=1) for s in ADAM]),
+                "as long as rows.*states=no",
+            ),
+            (changed({}, states=ADAM, dtype="int32"), "no states of rows of int32.*states=no"),
+            (changed({}, states=[*ADAM, *TWICE]), "two optimizers.*states=no"),
+        ]
+    ):
         with pytest.raises(WrongUse, match=error):
-            write(str(tmp_path / "d"), [source], ranks=3)
+            write(str(tmp_path / f"{number}"), [source], ranks=3)
 
 
 def test_tables_whose_files_have_one_name_are_refused(tmp_path):
