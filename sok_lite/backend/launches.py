@@ -40,7 +40,7 @@ def launch_all(*sequences: Iterable[Launch]) -> None:
 
 
 def packed_launches(*sequences: Iterable[Launch]) -> list[Callable[[], None]]:
-    """Returns the launches that `launch_all` makes, to be called in order: no call allocates.
+    """Returns the launches that `launch_all` makes, to be called in order; see `Backend.packed`.
 
     TypeError, MemoryError: arguments cannot be packed; no kernel has run.
     """
