@@ -92,6 +92,7 @@ SHARED = {
     "det_insert_items": (("ld.relaxed.gpu",), 64, 3),
     "det_move": (("ld.relaxed.gpu",), 64, 2),
     "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.relaxed.gpu"), 64, 6),
+    "hkv_insert_items": (("ld.relaxed.gpu",), 64, 7),
     "dedup_insert": (("ld.relaxed.gpu",), 32, 3),
 }
 
