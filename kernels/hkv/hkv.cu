@@ -189,6 +189,101 @@ SOK_TILE_KERNEL(hkv_insert)
 }
 SOK_EXPORT(hkv_insert)
 
+#ifdef __CUDACC__
+// Where the items of a key meet.
+struct HkvMeeting {
+  i64 head;       // which of `heads`
+  bool is_first;  // whether this item has come first
+};
+
+// Finds the head of a key by the address of an item's. Equal keys may lie in several arrays.
+SOK_DEVICE HkvMeeting hkv_meet(i64* heads, i64 num_heads, i64 seed, const i64* key) {
+  const i64 mine = *key;
+  i64 head = (i64)((sok_hash(mine ^ seed) >> 32) * (u64)num_heads >> 32);
+  for (;;) {
+    i64 first = sok_load(heads + head);
+    if (!first) first = sok_cas(heads + head, 0, (i64)key);
+    if (!first || *(const i64*)first == mine) return HkvMeeting{head, !first};
+    if (++head == num_heads) head = 0;
+  }
+}
+
+// Takes a free slot for a key that is in none, and that nobody else inserts; null: there is none.
+SOK_DEVICE Slot* hkv_take_free(const Index& index, i64 key) {
+  if (sok_is_reserved(index, key)) return sok_side_slot(index, key);
+  const u32 bucket = (u32)index.bucket;
+  const HkvPlace place = hkv_place_of(index, key);
+  for (;;) {
+    const i32 open = hkv_open_slot(place, bucket, index.empty_key);
+    if (open < 0) return nullptr;
+    Slot* const slot = hkv_slot_at(place, bucket, (u32)open);
+    u32 is_taken = 0;
+    if (sok_is_leader()) is_taken = sok_cas(&slot->key, index.empty_key, key) == index.empty_key;
+    if (!sok_from_leader(is_taken)) continue;
+    if (sok_is_leader()) hkv_note(place, slot);
+    return slot;
+  }
+}
+
+// Inserts the keys of items that have no row, in free slots; they may repeat, in other parts of the
+// launch too. A scratch hash tells them apart: the first item of a key takes a slot and a row. A
+// CPU has told them apart before, so that new keys get rows in the order of the items.
+//
+// directory, ...          the index, see slots.cuh
+// stamp, strategy, epoch  see hkv_insert; nobody gives scores
+// keys                    (n,)
+// rows                    (n,)  an item takes part if it has SOK_NO_ROW
+// near, ..., take_far     see ClaimedRows: as many as there are such items in the table
+// heads                   (num_heads,)  in: 0; out: the address of the first item's key. Twice as
+//                         many as there are such items in the table
+// seed                    of the hash, see slots.cuh
+// rows_of_heads           (num_heads,)  out  the row of a key, or SOK_NO_ROW if it has no slot
+// placed                  (n,)  out  the address of the slot that an item has taken, or 0
+// number                  (n,)  out  which of `heads` the key of such an item has; -1: it does not
+//                         take part
+// new_rows                (n,)  out  the row of an item that has taken one, or SOK_NO_ROW
+// counts                  (2,)  grow by the keys that have no slot, and the claimed rows used
+SOK_TILE_KERNEL(hkv_insert_items)
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
+ i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const i64* keys,
+ const u32* rows, const u32* near, i64 take_near, i64 first_new, i64 take_new, const u32* far,
+ i64 take_far, i64* heads, i64 num_heads, i64 seed, u32* rows_of_heads, i64* placed, i32* number,
+ u32* new_rows, i64* counts, i64 n) {
+  const Index index =
+      sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
+  const u64 score = hkv_score(strategy, 0, strategy != HKV_CUSTOMIZED, (u64)stamp, (u64)epoch);
+  u32 refused = 0;
+  SOK_FOR_EACH_TILE(i, n) {
+    const bool takes_part = rows[i] == SOK_NO_ROW;
+    HkvMeeting meeting{-1, false};
+    if (takes_part && sok_is_leader()) meeting = hkv_meet(heads, num_heads, seed, keys + i);
+    Slot* slot = nullptr;
+    if (sok_from_leader((u32)meeting.is_first)) slot = hkv_take_free(index, keys[i]);
+    if (!sok_is_leader()) continue;
+    number[i] = (i32)meeting.head;
+    placed[i] = (i64)slot;
+    new_rows[i] = slot ? 0 : SOK_NO_ROW;
+    if (!meeting.is_first) continue;
+    rows_of_heads[meeting.head] = SOK_NO_ROW;
+    refused += !slot;
+    if (!slot) continue;
+    slot->stamp = (u32)stamp;
+    if (is_scored) *hkv_score_of(index, keys[i], slot) = score;
+  }
+  sok_count(counts, refused);
+  // A loop of its own takes no registers in that for slots.
+  const ClaimedRows claimed{near, take_near, first_new, take_new, far, take_far};
+  SOK_FOR_EACH_TILE_OF_WARP(i, n) {
+    const bool is_taken = i < n && sok_is_leader() && new_rows[i] != SOK_NO_ROW;
+    const i64 at = sok_take_number(counts + 1, is_taken);
+    if (!is_taken) continue;
+    const u32 row = sok_claimed_row(claimed, at);
+    ((Slot*)placed[i])->row = rows_of_heads[number[i]] = new_rows[i] = row;
+  }
+}
+SOK_EXPORT(hkv_insert_items)
+#endif
+
 // Writes row numbers, stamps or scores of keys that are distinct; a key in no slot is skipped.
 //
 // directory, ...                    the index, see slots.cuh
@@ -245,7 +340,7 @@ SOK_EXPORT(hkv_stamps)
 // Erases keys that are distinct; a key in no slot is skipped.
 //
 // directory, ...  the index, see slots.cuh
-// placed  (n,)  what hkv_insert wrote, of keys that have no row yet; null: they are searched
+// placed  (n,)  what hkv_insert or hkv_insert_items wrote; null: they are searched
 SOK_TILE_KERNEL(hkv_erase)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
  i64 empty_key, i64 reclaim_key, const i64* keys, const i64* placed, i64 n) {

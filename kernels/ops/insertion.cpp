@@ -34,7 +34,6 @@ bool Insertion::HasRoom() const {
     if (table.turns_away || table.counts_repeats || count > plan_.driver->most_new_items) {
       return false;
     }
-    if (plan_.driver->gpu && IsHybrid(table)) return false;  // the host tells keys apart
     if (table.index->size + count > table.index->most_keys) return false;
     if (store.room == 0 || (num_new && store.num_rows + num_new > store.room)) return false;
   }
@@ -49,26 +48,46 @@ bool Insertion::Prepare(Outputs* outputs) {
   return true;
 }
 
+bool Insertion::IsDistinct(const SokTableRecord& table) const {
+  return IsHybrid(table) && !plan_.driver->gpu;
+}
+
 bool Insertion::Allocate(Outputs* outputs) {
-  // Of each item 8 bytes, 4 and 4; those of a part begin at a multiple of 16.
-  int64_t total = 0;
-  for (const ItemsOfPart& its : items_) total += 2 * its.num_items;
-  int64_t* memory = nullptr;
-  if (plan_.driver->gpu) {
-    memory = static_cast<int64_t*>(outputs->Temporary(8 * total));
-  } else {
-    memory_.resize(total);
-    memory = memory_.data();
+  const bool on_gpu = plan_.driver->gpu;
+  told_.resize(items_.size());
+  scratch_.Want(&zeros_, 0);
+  const int64_t before = scratch_.num_bytes();
+  for (size_t t = 0; t < missing_.size(); ++t) {
+    if (!on_gpu || !IsHybrid(*plan_.tables[t])) continue;
+    heads_[t].size = 2 * missing_[t];
+    scratch_.Want(&heads_[t].heads, heads_[t].size);
   }
-  if (!memory) return false;
+  for (size_t i = 0; i < items_.size(); ++i) {
+    // It is read to take back what a launch has done, even if that launch has failed.
+    if (on_gpu && IsHybrid(*items_[i].part->record))
+      scratch_.Want(&told_[i].placed, items_[i].num_items);
+  }
+  num_zeros_ = scratch_.num_bytes() - before;
+  for (Heads& its : heads_) scratch_.Want(&its.rows, its.size);
+  for (size_t i = 0; i < items_.size(); ++i) {
+    ItemsOfPart& its = items_[i];
+    const SokTableRecord& table = *its.part->record;
+    scratch_.Want(&its.number, its.num_items);
+    if (!IsHybrid(table)) scratch_.Want(&told_[i].placed, its.num_items);
+    if (!IsDistinct(table)) scratch_.Want(&told_[i].new_rows, its.num_items);
+  }
+  if (on_gpu) {
+    auto* memory = static_cast<char*>(outputs->Temporary(scratch_.num_bytes()));
+    if (!memory) return false;
+    scratch_.Take(memory);
+  } else {
+    scratch_.Get();
+  }
   for (ItemsOfPart& its : items_) {
-    its.number = reinterpret_cast<int32_t*>(memory + its.num_items);
-    its.new_rows = its.rows;
-    told_.push_back({memory, reinterpret_cast<uint32_t*>(its.number + its.num_items)});
-    memory += 2 * its.num_items;
+    its.new_rows = IsHybrid(*its.part->record) ? heads_[its.part->table].rows : its.rows;
   }
   for (size_t t = 0; t < missing_.size(); ++t) {
-    if (missing_[t] && IsHybrid(*plan_.tables[t])) TellApart(static_cast<int64_t>(t));
+    if (missing_[t] && IsDistinct(*plan_.tables[t])) TellApart(static_cast<int64_t>(t));
   }
   return true;
 }
@@ -123,14 +142,27 @@ std::array<int64_t, 6> Insertion::Claimed(int64_t table, int64_t count) const {
   return {Word(freed), num_free, store.num_rows, count - num_free, 0, 0};
 }
 
-// Gives keys slots, and those of "hbm" tables rows.
+// Gives keys slots and, but for distinct ones, rows.
 void Insertion::Place() {
   const Driver& driver = *plan_.driver;
-  Launch items_of_hbm(driver.det_insert_items), keys_of_hybrid(driver.hkv_insert);
+  Launch items_of_hbm(driver.det_insert_items), items_of_hybrid(driver.hkv_insert_items),
+      keys_of_hybrid(driver.hkv_insert);
   for (size_t i = 0; i < items_.size(); ++i) {
     const ItemsOfPart& its = items_[i];
     const SokTableRecord& table = *its.part->record;
-    if (IsHybrid(table)) continue;
+    if (IsDistinct(table)) continue;
+    if (IsHybrid(table)) {
+      const Heads& where = heads_[its.part->table];
+      items_of_hybrid.Add(its.num_items, {});
+      items_of_hybrid.More(PlaceOf(*table.index));
+      items_of_hybrid.More(std::array{table.clock.now, table.index->strategy, table.index->epoch,
+                                      Word(its.keys), Word(its.rows)});
+      items_of_hybrid.More(Claimed(its.part->table, missing_[its.part->table]));
+      items_of_hybrid.More(std::array{
+          Word(where.heads), where.size, driver.seed, Word(where.rows), Word(told_[i].placed),
+          Word(its.number), Word(told_[i].new_rows), Word(its.counters + kRefused), its.num_items});
+      continue;
+    }
     items_of_hbm.Add(its.num_items, {});
     items_of_hbm.More(DetPlaceOf(*table.index));
     items_of_hbm.More(std::array{table.clock.now, Word(its.keys), Word(its.rows), kMostLines});
@@ -154,6 +186,7 @@ void Insertion::Place() {
     keys_of_hybrid.More(std::array{Word(its.items->counters + kRefused), its.size()});
   }
   placing_.push_back(std::move(items_of_hbm));
+  placing_.push_back(std::move(items_of_hybrid));
   placing_.push_back(std::move(keys_of_hybrid));
 }
 
@@ -176,14 +209,16 @@ void Insertion::Begin(const Part& part, const int64_t* keys, const uint32_t* row
   }
 }
 
-// Tells items of "hbm" tables the rows of their keys, and gives rows to the keys of others.
+// Tells items of "hbm" tables the rows of their keys, and gives rows to distinct keys.
 void Insertion::Give() {
   const Driver& driver = *plan_.driver;
   Launch telling(driver.slots_tell_rows), claiming(driver.slots_claim_rows);
   for (size_t i = 0; i < items_.size(); ++i) {
     const ItemsOfPart& its = items_[i];
-    if (IsHybrid(*its.part->record)) continue;
-    telling.Add(its.num_items, {Word(told_[i].placed), Word(its.rows), its.num_items});
+    const SokTableRecord& table = *its.part->record;
+    if (IsDistinct(table)) continue;
+    if (!IsHybrid(table))
+      telling.Add(its.num_items, {Word(told_[i].placed), Word(its.rows), its.num_items});
     Begin(*its.part, its.keys, told_[i].new_rows, its.num_items);
   }
   for (Distinct& its : of_tables_) {
@@ -199,6 +234,7 @@ void Insertion::Give() {
 
 bool Insertion::Run(GpuCall* gpu) const {
   const Driver& driver = *plan_.driver;
+  if (gpu) gpu->FillZeros(zeros_, num_zeros_);
   for (const Launch& each : placing_) each.Run(driver, gpu);
   for (const ItemsOfPart& its : items_) {
     if (!gpu && its.counters[kRefused]) return false;
@@ -220,8 +256,15 @@ void Insertion::Erase() {
   Launch items_of_hbm(plan_.driver->det_erase), keys_of_hybrid(plan_.driver->hkv_erase);
   for (size_t i = 0; i < items_.size(); ++i) {
     const ItemsOfPart& its = items_[i];
-    const SokIndexRecord& index = *its.part->record->index;
-    if (index.bucket) continue;
+    const SokTableRecord& table = *its.part->record;
+    const SokIndexRecord& index = *table.index;
+    if (IsDistinct(table)) continue;
+    if (IsHybrid(table)) {
+      keys_of_hybrid.Add(its.num_items, {});
+      keys_of_hybrid.More(PlaceOf(index));
+      keys_of_hybrid.More(std::array{Word(its.keys), Word(told_[i].placed), its.num_items});
+      continue;
+    }
     items_of_hbm.Add(its.num_items, {});
     items_of_hbm.More(DetPlaceOf(index));
     items_of_hbm.More(std::array<int64_t, 6>{Word(its.keys), Word(told_[i].new_rows),
@@ -240,6 +283,7 @@ void Insertion::Erase() {
 
 void Insertion::TakeBack(GpuCall* gpu, const std::vector<int64_t>& counters) const {
   for (size_t t = 0; t < missing_.size(); ++t) {
+    if (IsHybrid(*plan_.tables[t])) continue;
     plan_.tables[t]->index->num_erased += counters[t * kCounters + kUsed];
   }
   for (const Launch& each : erasing_) each.Run(*plan_.driver, gpu);

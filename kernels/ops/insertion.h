@@ -1,17 +1,19 @@
 // New keys, without Python, where the index and the rows of a table need no more memory: as
-// `ItemInsertion` (sok_lite/engine/table/insert.py) and, on a CPU, `HkvInsertion` insert them into
-// a table that evicts none for them.
+// `ItemInsertion` and `HkvInsertion` (sok_lite/engine/table/insert.py) insert them into a table
+// that evicts none for them.
 //
-// A key that comes for the first time needs a slot, a row, and what its row begins with. Items of
-// an "hbm" table need not be told apart before: the index does, and of those with one key one takes
-// the row. Of a "hybrid" table the distinct keys are inserted, in order of first occurrence. Once
-// all of that is launched the host knows how many rows were taken, and the record says so.
+// A key that comes for the first time needs a slot, a row, and what its row begins with. Items need
+// not be told apart before: of those with one key one takes the row. In an "hbm" table the index
+// sees to it, in a "hybrid" one, where a key may go to either of two buckets, a scratch hash. On a
+// CPU the distinct keys of a "hybrid" table are inserted instead, in order of first occurrence.
+// Once all of that is launched the host knows how many rows were taken, and the record says so.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <vector>
 
+#include "ops/items.h"
 #include "ops/launch.h"
 #include "ops/lookup.h"
 
@@ -26,14 +28,14 @@ struct ItemsOfPart {
   int64_t* counters;  // of the table
   // Which of `new_rows` the key of each item has that was missing; -1 of the others.
   int32_t* number = nullptr;     // (num_items,)
-  uint32_t* new_rows = nullptr;  // of an "hbm" table `rows`
+  uint32_t* new_rows = nullptr;  // of an "hbm" table `rows`, else those of keys
 };
 
 class Insertion {
  public:
   // missing  of each table of the plan, how many items have no row
   Insertion(const Plan& plan, const std::vector<int64_t>& missing)
-      : plan_(plan), missing_(missing), of_tables_(missing.size()) {}
+      : plan_(plan), missing_(missing), heads_(missing.size()), of_tables_(missing.size()) {}
 
   // Whether all keys of the tables get rows without any more memory.
   bool HasRoom() const;
@@ -52,13 +54,20 @@ class Insertion {
   const std::vector<ItemsOfPart>& items() const { return items_; }
 
  private:
-  // What is told of the items of a part of an "hbm" table: the address of the slot of its key, 0
-  // where it was not missing; and its row, if it is the one that has taken it, or kNoRow.
+  // What is told of the items of a part: the address of the slot of its key, 0 where it was not
+  // missing; and its row, if it is the one that has taken it, or kNoRow. In a "hybrid" table only
+  // that one is told the address.
   struct Told {
-    int64_t* placed;
-    uint32_t* new_rows;
+    int64_t* placed = nullptr;
+    uint32_t* new_rows = nullptr;
   };
-  // The new keys of a "hybrid" table, each once, and what is told of them.
+  // On a GPU, the scratch hash of the new keys of a "hybrid" table, and their rows.
+  struct Heads {
+    int64_t* heads = nullptr;
+    uint32_t* rows = nullptr;
+    int64_t size = 0;
+  };
+  // On a CPU, the new keys of a "hybrid" table, each once, and what is told of them.
   struct Distinct {
     const ItemsOfPart* items = nullptr;  // of one of its parts; null: it has no new key
     std::vector<int64_t> keys, placed, evicted_keys;
@@ -68,6 +77,8 @@ class Insertion {
   };
 
   bool Allocate(Outputs* outputs);
+  // Whether the distinct keys of a table are inserted, not its items.
+  bool IsDistinct(const SokTableRecord& table) const;
   void TellApart(int64_t table);
   // Rows for new keys: those that were freed last, then new ones; as ClaimedRows (rows.cuh).
   std::array<int64_t, 6> Claimed(int64_t table, int64_t count) const;
@@ -81,8 +92,11 @@ class Insertion {
   const std::vector<int64_t>& missing_;
   std::vector<ItemsOfPart> items_;
   std::vector<Told> told_;           // of each of these
+  std::vector<Heads> heads_;         // of each table
   std::vector<Distinct> of_tables_;  // of each table
-  std::vector<int64_t> memory_;      // on a CPU
+  Scratch scratch_;
+  char* zeros_ = nullptr;  // what of it begins with zeros
+  int64_t num_zeros_ = 0;
   // What gives slots, and rows; what begins these; what takes back.
   std::vector<Launch> placing_, giving_, erasing_;
   Launches beginning_, filling_;

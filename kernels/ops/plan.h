@@ -37,19 +37,20 @@ struct Driver {
   Kernel pool_again[4];   // of the same
   Kernel rows_write[4];   // of words of 1, 2, 4 and 8 bytes
   Kernel rows_add[3];     // to rows in float32, float16 and bfloat16
-  Kernel det_insert_items, det_erase, slots_tell_rows, rows_fill;
-  Kernel hkv_insert, hkv_erase, slots_claim_rows;  // on a CPU
-  Kernel rows_deliver[4];                          // of words of 1, 2, 4 and 8 bytes
+  Kernel det_insert_items, det_erase, slots_tell_rows, rows_fill, hkv_erase;
+  Kernel hkv_insert, slots_claim_rows;  // on a CPU
+  Kernel rows_deliver[4];               // of words of 1, 2, 4 and 8 bytes
   // Of a GPU:
   Kernel pool[4];  // of rows in float32, float16, bfloat16 and float64
   Kernel find_with_hint, dedup_insert, dedup_number, dedup_labels, sort_pass, group_sorted;
-  Kernel give_distinct;
+  Kernel give_distinct, hkv_insert_items;
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
     if (det_insert_items.num_arguments != 21 || det_erase.num_arguments != 11 ||
         slots_tell_rows.num_arguments != 3 || rows_fill.num_arguments != 6 ||
-        rows_deliver[0].num_arguments != 11 || pool_again[0].num_arguments != 15) {
+        hkv_erase.num_arguments != 10 || rows_deliver[0].num_arguments != 11 ||
+        pool_again[0].num_arguments != 15) {
       return false;
     }
     if (gpu) {
@@ -58,15 +59,16 @@ struct Driver {
              dedup_insert.num_arguments == 10 && dedup_number.num_arguments == 13 &&
              dedup_labels.num_arguments == 11 && sort_pass.num_arguments == 12 &&
              group_sorted.num_arguments == 4 && give_distinct.num_arguments == 7 &&
-             combine_items.num_arguments == 7 && segment_sums.num_arguments == 13 &&
-             segment_add_pieces.num_arguments == 13 && weight_grad[0].num_arguments == 10;
+             hkv_insert_items.num_arguments == 27 && combine_items.num_arguments == 7 &&
+             segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
+             weight_grad[0].num_arguments == 10;
     }
     return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 7 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
            weight_grad[0].num_arguments == 10 && rows_write[0].num_arguments == 7 &&
            rows_add[0].num_arguments == 7 && hkv_insert.num_arguments == 27 &&
-           hkv_erase.num_arguments == 10 && slots_claim_rows.num_arguments == 9;
+           slots_claim_rows.num_arguments == 9;
   }
 };
 

@@ -98,18 +98,19 @@ _KERNELS = (
     *(f"pool_again_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")),
     *(f"rows_write_u{bits}" for bits in (8, 16, 32, 64)),
     *(f"rows_add_{suffix}" for suffix in ("f32", "f16", "bf16")),
-    *("det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"),
-    *("hkv_insert", "hkv_erase", "slots_claim_rows"),
+    *("det_insert_items", "det_erase", "slots_tell_rows", "rows_fill", "hkv_erase"),
+    *("hkv_insert", "slots_claim_rows"),
     *(f"rows_deliver_u{bits}" for bits in (8, 16, 32, 64)),
     *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "find_with_hint"),
     *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),
-    "give_distinct",
+    *("give_distinct", "hkv_insert_items"),
 )
 # Launched by native code only, and only on a GPU.
 _ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
+_ON_GPU_ALONE |= {"hkv_insert_items"}
 _ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "find_with_hint"}
 _ON_GPU |= {"dedup_insert", "give_distinct"} | _ON_GPU_ALONE
-_ON_GPU |= {"det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"}
+_ON_GPU |= {"det_insert_items", "det_erase", "slots_tell_rows", "rows_fill", "hkv_erase"}
 # One per dtype.
 _SEVERAL = (
     *("rows_read_", "combine_weight_grad_", "pool_f", "pool_bf16"),

@@ -92,6 +92,7 @@ SHARED = {
     "det_insert_items": (("ld.relaxed.gpu",), 64, 3),
     "det_move": (("ld.relaxed.gpu",), 64, 2),
     "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.relaxed.gpu"), 64, 6),
+    "hkv_insert_items": (("ld.relaxed.gpu",), 64, 7),
     "dedup_insert": (("ld.relaxed.gpu",), 32, 3),
 }
 
@@ -206,9 +207,10 @@ def on_cpu():
 
 
 # The CPU alone fuses two that a GPU runs apart, counts first items in blocks and items by their
-# labels; a GPU has tiles of items, and sorts.
+# labels; a GPU has tiles of items, sorts, and tells new keys apart while it inserts them.
 CPU_ALONE = {"find_and_pool", "dedup_count", "dedup_number", "group_items"}
 GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "group_sorted", "sort_count", "sort_pass"}
+GPU_ALONE |= {"hkv_insert_items"}
 
 
 @each_file

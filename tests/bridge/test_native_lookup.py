@@ -326,7 +326,8 @@ class Program:
 
     Args:
       seed: of what is drawn.
-      is_compared: whether gradients are compared with the definition too, and what tables note.
+      is_compared: whether gradients are compared with the definition too, and what tables note, and
+        row numbers.
 
     Attributes:
       num_native: lookups that ended without Python.
@@ -347,7 +348,7 @@ class Program:
             self.look_up(int(rng.integers(len(self.calls))))
         else:
             getattr(self, drawing.one_of(("write", "erase", "epoch", "scores", "update")))()
-        assert_equal(*self.routes)
+        assert_equal(*self.routes, numbers=self.is_compared)
         if number % 10 == 9:
             audit_both(*self.routes)
 

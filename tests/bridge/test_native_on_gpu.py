@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from sok_lite.native.plans import num_entries
 from tests.bridge import test_native_lookup as lookups
 from tests.bridge import test_native_update as updates
 from tests.conftest import QUICK
+from tests.support import chosen_keys
 from tests.support.gpu_play import play_gpu
 from tests.support.helpers import give_room
-from tests.support.routes import KINDS, new_variable
+from tests.support.routes import KINDS, Route, assert_equal, both, new_variable
 from tests.support.simt import device
 from tests.support.simt.driver import SIGNATURES
 from tests.support.simt.runtime import SimtError
@@ -32,6 +34,13 @@ _WITH_ROOM = {name: kind for name, kind in KINDS.items() if not name.startswith(
 def way(request):
     """How native launches and TensorFlow's work are in order."""
     return request.param
+
+
+def make_room(table, count):
+    """Lets native code insert so many keys."""
+    table.reserve(count)
+    table.store.reserve(count)
+    give_room(table)
 
 
 def play(monkeypatch, way="tensorflow"):
@@ -75,11 +84,15 @@ def test_steps_have_the_bits_of_python(monkeypatch, kind, stochastic_rounding):
 
 
 class Step:
-    """A training step of some tables."""
+    """A training step of some tables, by turns of some dtypes and kinds."""
 
-    def __init__(self, num_tables, mode, size=8, dtypes=("float32",)):
-        kinds = zip(range(num_tables), itertools.cycle(dtypes), strict=False)
-        self.tables = [new_variable(name=f"t{i}", dim=4, dtype=dtype) for i, dtype in kinds]
+    def __init__(self, num_tables, mode, size=8, dtypes=("float32",), kinds=("hbm",)):
+        self.tables = [
+            new_variable(kind, f"t{i}", 4, dtype=dtype)
+            for i, dtype, kind in zip(
+                range(num_tables), itertools.cycle(dtypes), itertools.cycle(kinds), strict=False
+            )
+        ]
         self.optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
         rng = np.random.default_rng(0)
         self.ids = [tf.constant(rng.integers(0, 50, (size, 2))) for _ in self.tables]
@@ -124,6 +137,120 @@ def _trained(mode):
     return [np.asarray(each) for each in step.look_up()]
 
 
+# ------------------------------------------------------------------------------- new keys
+
+LIMITS = np.iinfo(np.int64)
+
+
+class NewKeys:
+    """Calls with new keys, which repeat within a table and among calls."""
+
+    def __init__(self, make, is_native, mode):
+        self.route = Route(is_native, make)
+        self.optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+        for each in self.route.variables:
+            make_room(each.table, 400)
+        self.pooled, self.local, self.update = map(mode, (self._pooled, self._local, self._update))
+
+    def _pooled(self, ids):
+        with tf.GradientTape() as tape:
+            rows = _look_up(self.route.variables, ids)
+            loss = tf.add_n([tf.reduce_sum(tf.square(each)) for each in rows])
+        return rows, tape.gradient(loss, self.route.variables)
+
+    def _local(self, ids):
+        return self.route.variables[0].sparse_read(ids)
+
+    def _update(self, grads):
+        # A state that begins with 0.1.
+        self.optimizer.apply_gradients(zip(grads, self.route.variables, strict=True))
+
+    def run(self, ids):
+        """Returns what lookups gave, as bits, and how often all but the first entered Python."""
+        given, entries = [], 0
+        with self.route.route():
+            for number, of_tables in enumerate(ids):
+                before = num_entries()
+                rows, grads = self.pooled(of_tables)
+                given.append([np.asarray(each).tobytes() for each in rows])
+                rows = self.local(of_tables[-1] + number)
+                given.append(np.asarray(rows).tobytes())
+                # The first gradient has room made for its keys.
+                entries += (num_entries() - before) * (number > 0)
+                self.update(grads)
+        return given, entries
+
+    def state(self):
+        """Returns what the tables hold and have counted, but for numbers of rows, and the seeds."""
+        return [
+            (state._replace(numbers=None, seed=None), counts)
+            for state, counts in self.route.state()
+        ]
+
+
+@pytest.mark.parametrize("num_tables", [1, 26])
+@pytest.mark.parametrize("kinds", [("kLru", "kEpochLfu"), ("kLfu of all", "hbm", "kCustomized")])
+def test_new_keys_have_the_bits_of_python_and_of_a_cpu(monkeypatch, mode, kinds, num_tables):
+    def make():
+        each_kind = zip(range(num_tables), itertools.cycle(kinds), strict=False)
+        return [new_variable(kind, f"t{i}") for i, kind in each_kind]
+
+    rng = np.random.default_rng(num_tables)
+    keys = np.array([LIMITS.min, LIMITS.max, LIMITS.max - 1, -1, *range(60)])
+    ids = [
+        [tf.constant(rng.choice(keys[: 20 * n], (10, 3))) for _ in range(num_tables + 1)]
+        for n in (1, 2, 4)
+    ]
+    calls = [NewKeys(make, True, mode)]
+    results = [calls[0].run(ids)]
+    its = play(monkeypatch)
+    for is_native in (True, False):
+        calls.append(NewKeys(make, is_native, mode))
+        results.append(calls[-1].run(ids))
+        its.check()
+    on_cpu, native, by_python = results
+    assert native == on_cpu and native[0] == by_python[0]
+    assert native[1] == 0 < by_python[1]
+    assert calls[1].state() == calls[0].state()
+    assert_equal(calls[1].route, calls[2].route, numbers=False)
+    for each in calls[1].route.variables:
+        assert each.table.counters.inserted > 20
+        audit(each.table)
+
+
+def _look_up(variables, ids):
+    # The first table twice.
+    return sok.lookup_sparse([*variables, variables[0]], ids)
+
+
+@pytest.mark.parametrize("kinds", [("kLru",), ("kEpochLfu", "hbm", "kLru")], ids=", ".join)
+def test_hybrid_keys_that_find_no_slot_are_taken_back_and_python_goes_on(monkeypatch, mode, kinds):
+    its = play(monkeypatch)
+
+    def make():
+        variables = [new_variable(kind, f"t{i}") for i, kind in enumerate(kinds)]
+        for each in variables:
+            make_room(each.table, 1000)
+        return variables
+
+    routes = both(make)
+    keys = chosen_keys.of_two_buckets(36, routes[0].variables[0].table.index.seed)
+    keys = tf.constant(np.concatenate([np.arange(20), keys, keys[:9], np.arange(30)]))
+    results, entries = [], []
+    for route in routes:
+        look_up = mode(partial(_look_up, route.variables))
+        for ids in (tf.range(tf.constant(10, tf.int64)), keys, keys):
+            before = num_entries()
+            results.append(route.run(look_up, [ids] * (len(kinds) + 1)))
+            entries.append(num_entries() - before)
+        its.check()
+    assert results[:3] == results[3:] and entries[:3] == [0, 1, 0]
+    assert_equal(*routes, numbers=False)
+    for each in routes[0].variables:
+        audit(each.table)
+        assert each.table.size == each.table.counters.inserted == 66
+
+
 # ------------------------------------------------------------------------------- what is counted
 
 
@@ -153,16 +280,21 @@ def test_what_a_step_of_known_keys_asks_of_a_gpu(monkeypatch, mode, num_tables):
     its.check()
 
 
+# Beside those of known keys, launches and memsets of new ones: put into slots, and the rows told,
+# which a scratch hash has of hybrid tables; given initial values, pooled again.
+NEW_KEYS = {("hbm",): (4, 0), ("kLru", "kEpochLfu"): (3, 1), ("hbm", "kLfu of all"): (5, 1)}
+
+
 @pytest.mark.parametrize("num_tables", [1, 26])
-def test_what_new_keys_ask_of_a_gpu(monkeypatch, mode, num_tables):
+@pytest.mark.parametrize("kinds", NEW_KEYS, ids=", ".join)
+def test_what_new_keys_ask_of_a_gpu(monkeypatch, mode, kinds, num_tables):
+    num_tables = max(num_tables, len(kinds))
     its = play(monkeypatch)
-    step = Step(num_tables, mode)
+    step = Step(num_tables, mode, kinds=kinds)
     for each in step.tables:
-        each.table.reserve(200)
-        each.table.store.reserve(200)
-        give_room(each.table)
-    # Found and pooled; put into slots, which tell their rows; given initial values, pooled again.
-    assert counted(step.look_up) == [0, 6, 0, 1, 2, 0, 2]
+        make_room(each.table, 200)
+    launches, memsets = NEW_KEYS[kinds]
+    assert counted(step.look_up) == [0, 2 + launches, 0, 1 + memsets, 2, 0, 2]
     assert counted(step.look_up) == [0, 2, 0, 1, 1, 0, 1]
     its.check()
     for each in step.tables:
@@ -261,12 +393,14 @@ def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
     assert len(calls) > 3
 
 
+@pytest.mark.parametrize("kinds", [("hbm", "hbm"), ("kLru", "hbm")], ids=", ".join)
 @pytest.mark.parametrize(
     ("name", "number"),
-    [*[("launch", number) for number in range(1, 8)], *[("copy_to_host", n) for n in (1, 2)]]
-    + [("record", n) for n in (1, 2, 3)],
+    [*[("launch", number) for number in range(1, 9)], *[("copy_to_host", n) for n in (1, 2)]]
+    + [("record", n) for n in (1, 2, 3)]
+    + [("fill", n) for n in (1, 2)],
 )
-def test_new_keys_amid_which_the_driver_fails_are_taken_back(monkeypatch, name, number):
+def test_new_keys_amid_which_the_driver_fails_are_taken_back(monkeypatch, kinds, name, number):
     its = play(monkeypatch)
     works, calls = getattr(its.driver, f"_{name}"), []
 
@@ -277,12 +411,10 @@ def test_new_keys_amid_which_the_driver_fails_are_taken_back(monkeypatch, name, 
         return works(*arguments)
 
     monkeypatch.setattr(its, "check", lambda: None)
-    tables = [new_variable(name=each, dim=4) for each in ("one", "other")]
+    tables = [new_variable(kind, f"t{i}", 4) for i, kind in enumerate(kinds)]
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
     for each in tables:
-        each.table.reserve(200)
-        each.table.store.reserve(200)
-        give_room(each.table)
+        make_room(each.table, 200)
 
     def look_up(*keys):
         ids = [tf.constant(its) for its in keys]

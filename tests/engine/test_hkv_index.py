@@ -8,13 +8,15 @@ of another one. tests/support/table_audit.py looks for both wherever it is calle
 import numpy as np
 import pytest
 
+from sok_lite.backend.base import LaunchArgs
 from sok_lite.engine.dtypes import key_dtype
-from sok_lite.engine.hashing import hash_keys
+from sok_lite.engine.hashing import hash_keys, seed_of_process
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.restore import put_in_slots
+from tests.support import chosen_keys
 from tests.support.helpers import new_table, with_segments
 from tests.support.table_audit import digests_of, overflows_of
 
@@ -38,7 +40,9 @@ def assert_bytes_are_exact(index):
     held = index.entries()
     first, _, line = (index.backend.to_host(part) for part in index.homes_of(held.keys))
     lines = (first + line) // LINE
-    is_elsewhere = index.backend.to_host(held.slots) // LINE != lines
+    slots = index.backend.to_host(held.slots)
+    is_in_bucket = slots < index.directory.num_slots  # reserved keys are in none
+    is_elsewhere = is_in_bucket & (slots // LINE != lines)
     said = np.zeros(index.directory.num_slots // LINE, np.uint8)
     said[lines[is_elsewhere]] = 1
     np.testing.assert_array_equal(overflows_of(index), said)
@@ -113,3 +117,111 @@ def test_slots_are_the_same_whichever_is_looked_for_first(backend, strategy, mon
         held.append(sorted(zip(*columns, strict=True)))
         assert table.num_evicted > 0
     assert held[0] == held[1]
+
+
+# ---------------------------------------------------------------- items, on a GPU
+
+
+def insert_items(index, batches, stamp):
+    """Inserts the keys of items (batches of (n,) int64) that are not there, by one launch.
+
+    Returns:
+      For each batch (number, row of its key, address of its slot, its own row), and the counters.
+    """
+    backend, xp = index.backend, index.backend.xp
+    batches = [backend.from_host(keys) for keys in batches]
+    found = [index.find(keys).rows for keys in batches]
+    num_missing = sum(int((rows == np.uint32(NO_ROW)).sum()) for rows in found)
+    free = backend.from_host(np.array([901, 902, 903], np.uint32))
+    claimed = (free, 3, 1000, num_missing - 3, None, 0)
+    heads, rows_of_heads = (
+        xp.zeros(2 * num_missing, np.int64),
+        xp.empty(2 * num_missing, np.uint32),
+    )
+    counts = xp.zeros(2, np.int64)
+    parts, told = [], []
+    for keys, rows in zip(batches, found, strict=True):
+        n = int(keys.size)
+        told.append([xp.empty(n, kind) for kind in (np.int64, np.int32, np.uint32)])
+        first = (stamp, index.record.strategy, index.record.epoch, keys, rows, *claimed)
+        scratch = (heads, 2 * num_missing, seed_of_process(), rows_of_heads)
+        parts.append(LaunchArgs(n, (*index.kernel_args(), *first, *scratch, *told[-1], counts, n)))
+    backend.launch_tables("hkv_insert_items", parts)
+    results = []
+    for placed, number, own_rows in told:
+        number = backend.to_host(number)
+        rows = np.where(number < 0, np.uint32(NO_ROW), backend.to_host(rows_of_heads)[number])
+        results.append((number, rows, backend.to_host(placed), backend.to_host(own_rows)))
+    return results, backend.to_host(counts).tolist()
+
+
+def check_items(backend, bucket, strategy, seed, stamp=9):
+    """Inserts items whose keys repeat, among items of known keys, and compares with their keys."""
+    index, rng = new_index(backend, bucket, strategy), np.random.default_rng(seed)
+    known = backend.to_host(some_keys(backend, 50, seed))
+    index.insert_all(backend.from_host(known))
+    reserved = [*index.reserved_keys(), 0, -1]
+    new = np.concatenate([rng.choice(1 << 40, 60, replace=False) + (1 << 41), reserved])
+    batches = [rng.choice(np.concatenate([new, known]), size) for size in (150, 60)]
+    results, counts = insert_items(index, batches, stamp)
+    keys = np.concatenate(batches)
+    numbers, rows, placed, own_rows = (np.concatenate(part) for part in zip(*results, strict=True))
+    is_new = ~np.isin(keys, known)
+    np.testing.assert_array_equal(numbers >= 0, is_new)
+    distinct = set(keys[is_new].tolist())
+    assert counts == [0, len(distinct)]
+    its = (part[is_new].tolist() for part in (keys, numbers, rows))
+    of_keys = set(zip(*its, strict=True))
+    assert len(of_keys) == len(distinct) == len({number for _, number, _ in of_keys})
+    # Free rows, then new ones: each is one key's.
+    claimed = [901, 902, 903, *range(1000, 1000 + len(distinct) - 3)]
+    assert sorted(row for *_, row in of_keys) == claimed
+    # One item of each key has taken them.
+    has_taken = placed != 0
+    np.testing.assert_array_equal(own_rows != np.uint32(NO_ROW), has_taken)
+    np.testing.assert_array_equal(own_rows[has_taken], rows[has_taken])
+    assert sorted(keys[has_taken].tolist()) == sorted(distinct)
+    index.record.size += len(distinct)
+    entries = index.entries()
+    held, its_rows, stamps = (
+        backend.to_host(each).tolist() for each in (entries.keys, entries.rows, entries.last_seen)
+    )
+    assert sorted(held) == sorted([*known.tolist(), *distinct])
+    expected = {key: row for key, _, row in of_keys}
+    for key, row, seen in zip(held, its_rows, stamps, strict=True):
+        assert (row, seen) == (expected[key], stamp) if key in distinct else seen < stamp
+    some = backend.from_host(np.array(sorted(distinct)))
+    scores = backend.to_host(index.scores(some)).tolist()
+    assert scores == [stamp if strategy == "kLru" else 1] * len(distinct)
+    found = backend.to_host(index.find(some).rows).tolist()
+    assert found == [expected[key] for key in sorted(distinct)]
+    assert_bytes_are_exact(index)
+
+
+@each_bucket
+@each_strategy
+def test_of_the_items_of_a_key_one_takes_a_slot_and_a_row(backend, bucket, strategy):
+    need_gpu(backend)
+    for seed in range(3):
+        check_items(backend, bucket, strategy, seed)
+
+
+@each_strategy
+def test_items_whose_keys_find_no_slot_are_counted_once_for_each_key(backend, strategy):
+    need_gpu(backend)
+    index = new_index(backend, 4, strategy)
+    keys = chosen_keys.of_two_buckets(12, index.seed)
+    ((_, rows, placed, own_rows),), counts = insert_items(index, [np.repeat(keys, 3)], 1)
+    assert counts == [4, 8]
+    has_row = rows != np.uint32(NO_ROW)
+    assert has_row.sum() == 24 and (placed != 0).sum() == 8
+    np.testing.assert_array_equal(own_rows != np.uint32(NO_ROW), placed != 0)
+    # As if they had not come.
+    addresses = backend.from_host(placed)
+    index.launch("hkv_erase", placed.size, backend.from_host(np.repeat(keys, 3)), addresses, 36)
+    assert int(index.entries().keys.size) == 0
+
+
+def need_gpu(backend):
+    if backend.name == "cpu":
+        pytest.skip("a CPU tells keys apart before")

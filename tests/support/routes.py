@@ -172,10 +172,16 @@ def both(make):
     return Route(True, make), Route(False, make)
 
 
-def assert_equal(native, python):
+def assert_equal(native, python, numbers=True):
+    """Raises AssertionError unless the tables of both routes are equal.
+
+    Args:
+      numbers: whether keys have the same row numbers: on a GPU native code gives new keys theirs in
+        no order.
+    """
     for one, other in zip(native.state(), python.state(), strict=True):
         for name, mine, theirs in zip(State._fields, one[0], other[0], strict=True):
-            assert mine == theirs, name
+            assert mine == theirs or (name == "numbers" and not numbers), name
         assert one[1] == other[1]
 
 

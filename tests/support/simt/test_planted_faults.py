@@ -10,6 +10,7 @@ from sok_lite.backend import sources
 from sok_lite.engine import sort
 from sok_lite.engine.dedup import dedup_and_group
 from sok_lite.engine.rows.store import NO_ROW
+from tests.engine.test_hkv_index import check_items
 from tests.support.helpers import first_row, new_table
 from tests.support.reference import DictTable
 from tests.support.simt import device, runtime
@@ -87,6 +88,8 @@ def fault_of(backend, kind):
         try:
             if kind == "tiles":
                 groups_of_items(backend, seed)
+            elif kind == "items":
+                check_items(backend, 4, "kLfu", seed)
             else:
                 day_of_a_table(backend, kind, seed)
         except (runtime.SimtError, AssertionError, RuntimeError) as error:
@@ -95,7 +98,7 @@ def fault_of(backend, kind):
 
 
 MY_MASK = "__ballot_sync(sok_tile_threads(), w < kCount && is(w))"
-# Of each kind: the table that is used, what is replaced, and what is said of it.
+# Of each kind: the table that is used, or other work, what is replaced, and what is said of it.
 FAULTS = {
     "lanes: a vote that names those of other tiles": (
         "hbm",
@@ -120,6 +123,15 @@ FAULTS = {
             "sok_store(p, v);",
         ),
         "Mismatched elements",
+    ),
+    "a race: an item that looks whether it is the first and does not exchange": (
+        "items",
+        (
+            "hkv/hkv.cu",
+            "if (!first) first = sok_cas(heads + head, 0, (i64)key);",
+            "if (!first) sok_store(heads + head, (i64)key);",
+        ),
+        "",
     ),
     "out of bounds: a first line beyond the last": (
         "hbm",
