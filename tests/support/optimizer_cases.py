@@ -104,11 +104,7 @@ _STATES = {
 class Twin:
     """Rows and states in float64 that take the steps of a case, a few rows in each.
 
-    Attributes:
-      rows: (n, dim) float64.
-      states: by name, (n, dim) float64, or (n, 1) of what a row has once; some cases
-        have no use for all of them.
-      num_steps: that were taken.
+    States are (n, dim), or (n, 1) of what a row has once; some cases have no use for all of them.
     """
 
     def __init__(self, case: Case, rows: np.ndarray) -> None:
@@ -132,12 +128,7 @@ class Twin:
         return 0.0
 
     def step(self, touched: np.ndarray, grads: np.ndarray) -> None:
-        """Takes a step of some rows; the others stay, states included.
-
-        Args:
-          touched: (k,) distinct numbers of rows.
-          grads: (k, dim).
-        """
+        """Takes a step of some distinct rows; the others stay, states included."""
         self.num_steps += 1
         hyper = dict(self._case.hyper)
         if self._case.twin == "adagradda":

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.index_entries import entries_of
 from tests.support.reference import ScoredTable
-from tests.support.table_audit import log_index, pending_index, some
+from tests.support.table_audit import pending_index, some
 
 # What counts keys. `found` and `missed` say what was asked, the others go with what was done.
 _DONE = ("inserted", "evicted", "refused", "erased", "not_updated")
@@ -72,8 +72,8 @@ class State(NamedTuple):
                 parts = (host(part).tolist() for part in pending[:3])
                 pending = {key: place for key, *place in zip(*parts, strict=True)}
             removals = {}
-            if log_index(table) is not None:
-                logged = log_index(table).entries()
+            if table.removals is not None:
+                logged = table.removals.entries()
                 parts = (host(part).tolist() for part in (logged.keys, logged.last_seen))
                 removals = dict(zip(*parts, strict=True)) | {None: table.removals.since}
             return cls(

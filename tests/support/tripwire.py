@@ -37,17 +37,8 @@ class Interrupt(BaseException):
 
 
 class Tripwire:
-    """Raises an exception at a place of a call.
-
-    Args:
-      at: number of the place, from 1 on; 0: nowhere, places are counted.
-      error: the exception type.
-      opcodes: a place is an instruction and not a line.
-
-    Attributes:
-      count: places so far.
-      place: "file:line" where it was raised; None: nowhere.
-    """
+    """Raises an exception at the `at`-th place of a call, a line or an instruction; at 0 places are
+    only counted. `place` is "file:line" where it was raised; None: nowhere."""
 
     def __init__(self, at=0, error=Interrupt, opcodes=False):
         self.at, self.error = at, error
@@ -122,16 +113,8 @@ def _nowhere(code):
 
 
 class CtrlC:
-    """Presses Ctrl-C where a function of sok_lite begins that a call runs: there Python looks for
-    signals.
-
-    Args:
-      at: number of the function, from 1 on; 0: it is not pressed, functions are counted.
-
-    Attributes:
-      count: functions so far.
-      place: "file:line" where it was pressed; None: nowhere.
-    """
+    """Presses Ctrl-C where the `at`-th function of sok_lite begins that a call runs: there Python
+    looks for signals. `place` is "file:line" where it was pressed; None: nowhere."""
 
     def __init__(self, at=0):
         self.at, self.count, self.place = at, 0, None
@@ -188,11 +171,7 @@ class AtEveryLine:
 
 
 class Alarm:
-    """Presses Ctrl-C after some seconds, if a call is still running.
-
-    Attributes:
-      place: the seconds, where it was interrupted; None: it was not.
-    """
+    """Presses Ctrl-C after some seconds, if a call is still running; then they are its `place`."""
 
     def __init__(self, seconds):
         self.seconds, self.place, self._is_armed = seconds, None, False
