@@ -61,14 +61,16 @@ def soak(
                     raise SoakError(f"Round {place}, repeated after a kill, came out otherwise.")
                 if place == len(by_round):
                     by_round.append(digests)
-            is_killed = any(path.unlink() is None for path in folder.glob("struck-*"))
             if job.code == 0:
                 break
-            if not is_killed:
+            struck = list(folder.glob("struck-*"))
+            for path in struck:
+                path.unlink()
+            if not struck:
                 raise SoakError(f"A job ended with status {job.code}:\n{job.output[-6000:]}")
             assert kill is not None
             ranks = " and ".join(map(str, kill.ranks))
-            say(f"round {kill.round}: killed rank {ranks} at {kill.point} + {kill.delay_ms} ms")
+            say(f"killed rank {ranks} at step {kill.step} + {kill.delay_ms} ms")
     return by_round, num_jobs
 
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -18,49 +17,18 @@ from tests.fuzz.soak_model import Model
 from tests.fuzz.soak_plan import Kill, Round
 
 
-class Strike:
-    """Kills this rank, where and when the job says so."""
-
-    def __init__(self, kill: list | None, rank: int, folder: Path) -> None:
-        self._kill = None if kill is None else Kill(*kill)
-        self._rank, self._folder = rank, folder
-
-    def at(self, number: int, point: str, step: int = 0) -> None:
-        """Says that the rank has come to a point of a round, which may be its last."""
-        kill = self._kill
-        if kill is None or self._rank not in kill.ranks or point != kill.point:
-            return
-        if (point != "load" and number != kill.round) or step != kill.number:
-            return
-        # Whoever started the job may know that it was to end.
-        (self._folder / f"struck-{self._rank}").touch()
-        if kill.delay_ms == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        # From another process: it comes wherever this one then is.
-        command = f"sleep {kill.delay_ms / 1000}; kill -KILL {os.getpid()}"
-        subprocess.Popen(["sh", "-c", command])
-        self._kill = None
-
-
 class Soak:
-    """The rounds of a job, on one rank.
-
-    Args:
-      seed: of all that it does.
-      folder: where the checkpoint and the contents of rounds go; all ranks see it.
-      rounds: their number.
-      kill: the fields of a `Kill`, or None.
-    """
+    """The rounds of a job, on one rank. All ranks see the folder, where the checkpoint and the
+    contents of rounds go; `kill` has the fields of a `Kill`."""
 
     def __init__(self, seed: int, folder: str, rounds: int, kill: list | None) -> None:
         self.seed, self.folder, self.rounds = seed, Path(folder), rounds
         self.rank = sok.communication.rank()
-        self.strike = Strike(kill, self.rank, self.folder)
+        self.kill = None if kill is None else Kill(*kill)
         self.model = Model(seed)
         self.checkpoint = self.folder / "checkpoint"
 
     def run(self) -> None:
-        self.strike.at(0, "load")
         if (self.checkpoint / "manifest.json").exists():
             self.model.load(self.checkpoint)
         done = self.model.steps
@@ -75,27 +43,28 @@ class Soak:
     def run_round(self, place: Round, is_half_done: bool) -> None:
         begun = None
         if not is_half_done:
-            self.train(place, place.first, place.middle)
-            self.strike.at(place.number, "dump 0")
+            self.train(place.first, place.middle)
             begun = self.model.dump(self.checkpoint, place.dumps[0])
-        self.train(place, place.middle, place.end)
+        self.train(place.middle, place.end)
         if begun is not None:
             begun.wait()
-        self.strike.at(place.number, "operations")
         for operation in place.operations:
             table = self.model.tables[operation.table]
             soak_operations.run(table, operation, self.seed, self.rank, place.end)
-        self.strike.at(place.number, "digest")
         path = self.folder / f"round-{place.number}-{self.rank}.npz"
         with path.with_suffix(".part").open("wb") as file:
             np.savez(file, **self.model.contents(place.end))
         path.with_suffix(".part").rename(path)
-        self.strike.at(place.number, "dump 1")
         self.model.dump(self.checkpoint, place.dumps[1])
 
-    def train(self, place: Round, first: int, end: int) -> None:
+    def train(self, first: int, end: int) -> None:
         for number in range(first, end):
-            self.strike.at(place.number, "step", number)
+            if self.kill is not None and number == self.kill.step and self.rank in self.kill.ranks:
+                # Whoever started the job may know that it was to end.
+                (self.folder / f"struck-{self.rank}").touch()
+                # From another process: it comes wherever this one then is.
+                command = f"sleep {self.kill.delay_ms / 1000}; kill -KILL {os.getpid()}"
+                subprocess.Popen(["sh", "-c", command])
             self.model.step(number)
 
 

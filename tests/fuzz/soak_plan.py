@@ -109,15 +109,11 @@ class Round(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """When which ranks are killed. The job after it repeats the round, and is not killed there.
-
-    `point` is "step", "dump 0", "dump 1", "operations", "digest", or "load", as the job begins;
-    `number` is that of the step, among all.
-    """
+    """Ranks that are killed some time after they begin a step. The job after it repeats the round,
+    and is not killed there."""
 
     round: int
-    point: str
-    number: int
+    step: int
     delay_ms: int
     ranks: tuple[int, ...]
 
@@ -195,17 +191,13 @@ def kills_of(seed: int, rounds: int) -> list[Kill]:
     """Returns the kills of the first rounds of a seed, in their order."""
     kills: list[Kill] = []
     for place in itertools.islice(rounds_of(seed), rounds):
-        draw = [int(word) for word in words(seed, place.number, "kill", count=8)]
+        draw = [int(word) for word in words(seed, place.number, "kill", count=6)]
         # Round 1 always has one, of the others each fifth may have: a new job takes seconds.
         if place.number != 1 and (place.number % 5 != 1 or draw[0] % 4 == 0):
             continue
-        points = ("step", "step", "step", "dump 0", "dump 1", "operations", "digest")
-        point = points[draw[1] % len(points)]
         step = place.first + draw[2] % sum(place.steps)
-        # Not at all; in a step, which takes some 50 ms; in a dump, which takes some 300 ms.
+        # At once; in a step, which takes some 50 ms; in a dump, which takes some 300 ms.
         delay = (0, 1 + draw[3] % 60, 1 + draw[3] % 400)[draw[4] % 3]
         ranks = ((0,), (1,), (0, 1))[draw[5] % 3]
-        kills.append(Kill(place.number, point, step if point == "step" else 0, delay, ranks))
-        if draw[6] % 4 == 0:  # and the next job as it loads
-            kills.append(Kill(place.number, "load", 0, draw[7] % 400, ranks))
+        kills.append(Kill(place.number, step, delay, ranks))
     return kills

@@ -76,31 +76,6 @@ class Made:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-_STATES = {
-    "sgd": (),
-    "momentum": ("momentum",),
-    "adagrad": ("accumulator",),
-    "rowwiseadagrad": ("accumulator",),
-    "adam": ("m", "v", "vhat"),
-    "rectifiedadam": ("m", "v", "vhat"),
-    "rmsprop": ("rms", "mean_grad", "momentum"),
-    "ftrl": ("accumulator", "linear"),
-    "adamax": ("m", "v"),
-    "adadelta": ("accumulator", "delta_accumulator"),
-    "nadam": ("m", "v"),
-    "lion": ("m",),
-    "proximalsgd": (),
-    "proximaladagrad": ("accumulator",),
-    "adagradda": ("gradient_accumulator", "gradient_squared_accumulator"),
-    "schedulefreeadamw": ("ahead", "v"),
-    "groupadam": ("m", "v", "linear"),
-    "groupamsgrad": ("m", "v", "vhat", "linear"),
-    "grouplamb": ("m", "v", "linear"),
-    "groupmomentum": ("momentum", "linear"),
-    "sparsegroupftrl": ("accumulator", "linear"),
-}
-
-
 class Twin:
     """Rows and states in float64 that take the steps of a case, a few rows in each.
 
@@ -112,7 +87,7 @@ class Twin:
         self._case = case
         self._update = getattr(reference_updates, case.twin)
         self.states = {
-            name: np.full_like(self.rows, self._initial(name)) for name in _STATES[case.twin]
+            name: np.full_like(self.rows, self._initial(name)) for name in self._update.states
         }
         if case.twin == "rowwiseadagrad":
             self.states["accumulator"] = self.states["accumulator"][:, :1]

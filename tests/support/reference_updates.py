@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 
 
-def rule(**defaults):
-    """Gives a rule its hyper-parameters as `h`, with these defaults, and begins it with a decoupled
-    weight decay, unless it has its own."""
+def rule(*states, **defaults):
+    """Gives a rule its states by name, its hyper-parameters as `h`, with these defaults, and begins
+    it with a decoupled weight decay, unless it has its own."""
 
     def decorate(function):
         @functools.wraps(function)
@@ -24,6 +24,7 @@ def rule(**defaults):
                 w -= w * (h.weight_decay * lr)
             function(w, states, g, lr, step, h)
 
+        update.states = states
         return update
 
     return decorate
@@ -34,7 +35,7 @@ def sgd(w, states, g, lr, step, h):
     w -= lr * g
 
 
-@rule(momentum=0.9, nesterov=False, lr_in_state=True)
+@rule("momentum", momentum=0.9, nesterov=False, lr_in_state=True)
 def momentum(w, states, g, lr, step, h):
     velocity = states["momentum"]
     if h.lr_in_state:  # Keras: the velocity is a step that was already taken
@@ -45,14 +46,14 @@ def momentum(w, states, g, lr, step, h):
         w -= lr * g + lr * h.momentum * velocity if h.nesterov else lr * velocity
 
 
-@rule(epsilon=1e-7, epsilon_inside_root=True, initial_accumulator=0.1)
+@rule("accumulator", epsilon=1e-7, epsilon_inside_root=True, initial_accumulator=0.1)
 def adagrad(w, states, g, lr, step, h):
     accumulator = states["accumulator"]
     accumulator += g**2
     w -= lr * g / _root(accumulator, h)
 
 
-@rule(epsilon=1e-7, epsilon_inside_root=True, initial_accumulator=0.1)
+@rule("accumulator", epsilon=1e-7, epsilon_inside_root=True, initial_accumulator=0.1)
 def rowwiseadagrad(w, states, g, lr, step, h):
     accumulator = states["accumulator"]  # (u, 1)
     for row in range(len(w)):
@@ -83,7 +84,9 @@ _ADAM = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
 
 
 # With products in place of powers float64 gives the same.
-@rule(**_ADAM, amsgrad=False, adaptive_epsilon=False, has_products=False, has_m=True)
+@rule(
+    "m", "v", "vhat", **_ADAM, amsgrad=False, adaptive_epsilon=False, has_products=False, has_m=True
+)
 def adam(w, states, g, lr, step, h):
     m, v = _moments(states, g, h, h.has_m)
     epsilon_hat = h.epsilon * (np.sqrt(1 - h.beta_2**step) if h.adaptive_epsilon else 1)
@@ -94,7 +97,7 @@ def adamw(w, states, g, lr, step, weight_decay=0.004, **hyper):
     adam(w, states, g, lr, step, weight_decay=weight_decay, **hyper)
 
 
-@rule(**_ADAM, amsgrad=False, sma_threshold=5.0, nesterov=False)
+@rule("m", "v", "vhat", **_ADAM, amsgrad=False, sma_threshold=5.0, nesterov=False)
 def rectifiedadam(w, states, g, lr, step, h):
     m, v = _moments(states, g, h)
     mean = (h.beta_1 * m + (1 - h.beta_1) * g if h.nesterov else m) / (1 - h.beta_1**step)
@@ -110,7 +113,7 @@ def rectifiedadam(w, states, g, lr, step, h):
 _RMS = {"rho": 0.9, "momentum": 0.0, "epsilon": 1e-7, "centered": False}
 
 
-@rule(**_RMS, epsilon_inside_root=True, initial_rms=0.0)
+@rule("rms", "mean_grad", "momentum", **_RMS, epsilon_inside_root=True, initial_rms=0.0)
 def rmsprop(w, states, g, lr, step, h):
     variance = states["rms"]
     variance[:] = h.rho * variance + (1 - h.rho) * g**2
@@ -139,13 +142,13 @@ def _follow_the_leader(w, states, g, lr, h):
     return root / lr + 2 * (h.l2 + h.beta / (2 * lr))
 
 
-@rule(**_FTRL)
+@rule("accumulator", "linear", **_FTRL)
 def ftrl(w, states, g, lr, step, h):
     divisor, linear = _follow_the_leader(w, states, g, lr, h), states["linear"]
     w[:] = np.where(np.abs(linear) > h.l1, (np.sign(linear) * h.l1 - linear) / divisor, 0.0)
 
 
-@rule(**_ADAM)
+@rule("m", "v", **_ADAM)
 def adamax(w, states, g, lr, step, h):
     m, v = states["m"], states["v"]
     m[:] = h.beta_1 * m + (1 - h.beta_1) * g
@@ -153,7 +156,7 @@ def adamax(w, states, g, lr, step, h):
     w -= lr * m / ((1 - h.beta_1**step) * (v + h.epsilon))
 
 
-@rule(rho=0.95, epsilon=1e-7)
+@rule("accumulator", "delta_accumulator", rho=0.95, epsilon=1e-7)
 def adadelta(w, states, g, lr, step, h):
     squares, steps = states["accumulator"], states["delta_accumulator"]
     squares[:] = h.rho * squares + (1 - h.rho) * g**2
@@ -162,7 +165,7 @@ def adadelta(w, states, g, lr, step, h):
     w -= lr * delta
 
 
-@rule(**_ADAM, schedule_decay=1.0)
+@rule("m", "v", **_ADAM, schedule_decay=1.0)
 def nadam(w, states, g, lr, step, h):
     momenta = h.beta_1 * (1 - 0.5 * 0.96 ** (h.schedule_decay * np.arange(1, step + 2)))
     so_far, with_next = momenta[:-1].prod(), momenta.prod()
@@ -171,7 +174,7 @@ def nadam(w, states, g, lr, step, h):
     w -= lr * ahead / (np.sqrt(v / (1 - h.beta_2**step)) + h.epsilon)
 
 
-@rule(beta_1=0.9, beta_2=0.99)
+@rule("m", beta_1=0.9, beta_2=0.99)
 def lion(w, states, g, lr, step, h):
     m = states["m"]
     w -= lr * np.sign(h.beta_1 * m + (1 - h.beta_1) * g)
@@ -188,7 +191,7 @@ def proximalsgd(w, states, g, lr, step, h):
     w[:] = _nearest(w - lr * g, lr, h)
 
 
-@rule(l1=0.0, l2=0.0, initial_accumulator=0.1)
+@rule("accumulator", l1=0.0, l2=0.0, initial_accumulator=0.1)
 def proximaladagrad(w, states, g, lr, step, h):
     accumulator = states["accumulator"]
     accumulator += g**2
@@ -196,7 +199,10 @@ def proximaladagrad(w, states, g, lr, step, h):
     w[:] = _nearest(w - rate * g, rate, h)
 
 
-@rule(l1=0.0, l2=0.0, initial_accumulator=0.1, global_step=1.0, weight_decay=0.0)
+_DUAL = {"l1": 0.0, "l2": 0.0, "initial_accumulator": 0.1, "global_step": 1.0, "weight_decay": 0.0}
+
+
+@rule("gradient_accumulator", "gradient_squared_accumulator", **_DUAL)
 def adagradda(w, states, g, lr, step, h):
     total, squares = states["gradient_accumulator"], states["gradient_squared_accumulator"]
     total += g
@@ -205,7 +211,7 @@ def adagradda(w, states, g, lr, step, h):
     w[:] = -lr * left / (h.l2 * h.global_step * lr + np.sqrt(squares))
 
 
-@rule(beta_1=0.9, beta_2=0.999, epsilon=1e-8, warmup_steps=0.0, weight_decay=0.0)
+@rule("ahead", "v", beta_1=0.9, beta_2=0.999, epsilon=1e-8, warmup_steps=0.0, weight_decay=0.0)
 def schedulefreeadamw(w, states, g, lr, step, h):
     v = states["v"]
     z = w + states["ahead"]
@@ -245,8 +251,7 @@ def _grouped(w, states, before, lr, h, loss, divisor, old_divisor):
     _sparse_group(w, states["linear"], divisor + 2 * lr * h.l2, lr * h.l1, lr * h.l21)
 
 
-@rule(**_GROUP_ADAM, amsgrad=False)
-def groupadam(w, states, g, lr, step, h):
+def _group_adam(w, states, g, lr, step, h):
     before = {name: state.copy() for name, state in states.items()}
     m, v = _moments(states, g, h)
     old = before["vhat" if h.amsgrad else "v"]
@@ -254,11 +259,17 @@ def groupadam(w, states, g, lr, step, h):
     _grouped(w, states, before, lr, h, lr * _correction(h, step) * m, *divisors)
 
 
-def groupamsgrad(w, states, g, lr, step, **hyper):
-    groupadam(w, states, g, lr, step, amsgrad=True, **hyper)
+@rule("m", "v", "linear", **_GROUP_ADAM, amsgrad=False)
+def groupadam(w, states, g, lr, step, h):
+    _group_adam(w, states, g, lr, step, h)
 
 
-@rule(**_ADAM)
+@rule("m", "v", "vhat", "linear", **_GROUP_ADAM, amsgrad=True)
+def groupamsgrad(w, states, g, lr, step, h):
+    _group_adam(w, states, g, lr, step, h)
+
+
+@rule("m", "v", **_ADAM)
 def lamb_by_row(w, states, g, lr, step, h):
     """LAMB (You et al., 2019) of every row by itself, with Adam's "epsilon hat"."""
     m, v = _moments(states, g, h)
@@ -271,7 +282,7 @@ def _trust_ratio(w, r):
     return np.where((size > 0) & (length > 0), size / (length + 1e-8), 1.0)
 
 
-@rule(**_GROUP_ADAM)
+@rule("m", "v", "linear", **_GROUP_ADAM)
 def grouplamb(w, states, g, lr, step, h):
     before = {name: state.copy() for name, state in states.items()}
     m, v = _moments(states, g, h)
@@ -281,7 +292,7 @@ def grouplamb(w, states, g, lr, step, h):
     _grouped(w, states, before, lr, h, lr * ratio * loss, *divisors)
 
 
-@rule(momentum=0.9, nesterov=False, **_GROUP)
+@rule("momentum", "linear", momentum=0.9, nesterov=False, **_GROUP)
 def groupmomentum(w, states, g, lr, step, h):
     before = {name: state.copy() for name, state in states.items()}
     velocity, one = states["momentum"], np.ones_like(w)
@@ -290,7 +301,7 @@ def groupmomentum(w, states, g, lr, step, h):
     _grouped(w, states, before, lr, h, loss, one, one)
 
 
-@rule(**_FTRL, l21=0.0)
+@rule("accumulator", "linear", **_FTRL, l21=0.0)
 def sparsegroupftrl(w, states, g, lr, step, h):
     divisor = _follow_the_leader(w, states, g, lr, h)
     unlearned = np.where(divisor == 0, w, 0.0)
