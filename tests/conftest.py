@@ -225,12 +225,7 @@ def with_pairs(items):
 
 
 def choose(items, changed):
-    """Returns what quick runs: a dict of items, each with those to run where it is skipped.
-
-    Args:
-      items: of pytest, in any order.
-      changed: names of files that changed, without `test_` and what follows the dot.
-    """
+    """Returns what quick runs: a dict of items, each with those to run where it is skipped."""
     variants = {}
     chosen = {}
     for item in items:

@@ -1,18 +1,11 @@
 """What the quick level of the check chooses, by the rule in tests/conftest.py."""
 
-import itertools
 import json
-import os
-import re
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests import conftest as levels
 from tests.support.repository import git_in
@@ -40,63 +33,6 @@ def variants(path, function, *names, **fields):
 
 def chosen(items, changed=()):
     return {item.nodeid for item in levels.choose(items, set(changed))}
-
-
-EIGHT = '@pytest.mark.parametrize("i", range(8))'
-SKIPPING = f"""
-import pytest
-{EIGHT}
-def test_one_of_eight(i):
-    if i != WANTED:
-        pytest.skip("not this one")
-{EIGHT}
-def test_none(i):
-    pytest.skip("none")
-{EIGHT}
-def test_any(i):
-    assert i < 9
-"""
-DRAWING = """
-from pathlib import Path
-import numpy as np
-RNG = np.random.default_rng(0)
-def test_first():
-    RNG.normal()
-def test_second():
-    Path("drawn").write_text(str(RNG.normal()))
-"""
-
-
-def run_pytest(folder, text, *options):
-    """Runs tests of a text under tests/conftest.py; returns what pytest prints."""
-    (folder / "test_inner.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", *options]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "test_inner.py"],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(levels.ROOT), "PYTEST_ADDOPTS": ""},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_a_test_draws_the_same_alone_as_after_others(tmp_path):
-    drawn = []
-    for options in ((), ("-k", "second")):
-        run_pytest(tmp_path, DRAWING, *options)
-        drawn.append((tmp_path / "drawn").read_text())
-    assert drawn[0] == drawn[1]
-
-
-@pytest.mark.parametrize("wanted", [0, 7])
-def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
-    printed = run_pytest(tmp_path, SKIPPING.replace("WANTED", str(wanted)), "--quick")
-    # Of the first function some are skipped, of the second all, of the third none.
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", printed)}
-    assert counts["passed"] == 2 and 8 <= counts["skipped"] <= 15
-    assert "skipped here in every variant: test_inner.py::test_none\n" in printed
 
 
 def test_of_each_function_the_variant_with_the_lowest_hash_runs():
@@ -143,28 +79,6 @@ def test_what_changed_runs_in_all_variants_and_what_is_marked_in_full_alone():
     assert len(found) == 2 and len(found & {"test_a[1]", "test_a[2]"}) == 1
     found = chosen(items, ["x"])
     assert len(found) == 6 and found > {item.nodeid for item in items[:5]}
-
-
-UNHASHABLE = [[0], [1], [2], [3]]
-
-
-@given(st.lists(st.tuples(*(st.sampled_from(range(n)) for n in (2, 3, 4))), unique=True))
-def test_what_is_marked_as_pairs_runs_so_that_every_two_values_meet(rows):
-    file = "tests/sok/test_x.py"
-    items = [
-        Item(file, "test_a", str(i), backend, marks=["pairs"], a=a, b=b, c=UNHASHABLE[c])
-        for backend in ("cpu", "simt")
-        for i, (a, b, c) in enumerate(rows)
-    ]
-    others = variants(file, "test_b", "1", "2")
-    kept = levels.with_pairs([*items, *others])
-    assert kept >= set(others)
-    for backend in ("cpu", "simt"):
-        of_it = [item for item in items if item.callspec.params["backend"] == backend]
-        found = [row for row, item in zip(rows, of_it, strict=True) if item in kept]
-        for two in itertools.combinations(range(3), 2):
-            met, may_meet = ({tuple(row[i] for i in two) for row in some} for some in (found, rows))
-            assert met == may_meet
 
 
 @pytest.fixture

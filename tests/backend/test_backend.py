@@ -49,19 +49,11 @@ def test_a_launch_of_several_parts_does_each_with_its_own_arguments(backend, num
         assert backend.to_host(last).tolist() == [max(at, default=-1) for at in where]
 
 
-def test_a_counter_of_one_part_is_not_that_of_another(backend):
-    flags = [backend.xp.ones(size, np.int32) for size in (3, 0, 70, 1, 64)]
-    counts = backend.xp.zeros((5, 1), np.int64)
-    parts = [LaunchArgs(len(each), (each, counts[i], len(each))) for i, each in enumerate(flags)]
-    backend.launch_tables("count_flags", parts)
-    assert backend.to_host(counts).reshape(-1).tolist() == [3, 0, 70, 1, 64]
-
-
-def test_parts_may_share_arrays(backend):
-    one, other = (backend.xp.ones(size, np.int32) for size in (3, 70))
-    for flags, expected in (([one, other, one], [6, 70]), ([one] * 3, [9, 0])):
-        counts = backend.xp.zeros((2, 1), np.int64)
-        parts = [LaunchArgs(len(its), (its, counts[int(its is other)], len(its))) for its in flags]
+def test_parts_may_share_arrays_and_a_counter_of_one_is_not_that_of_another(backend):
+    flags = [backend.xp.ones(size, np.int32) for size in (3, 0, 70, 1)]
+    for chosen, expected in (([0, 1, 2, 3, 0], [6, 0, 70, 1]), ([0] * 3, [9, 0, 0, 0])):
+        counts = backend.xp.zeros((4, 1), np.int64)
+        parts = [LaunchArgs(len(flags[i]), (flags[i], counts[i], len(flags[i]))) for i in chosen]
         backend.launch_tables("count_flags", parts)
         assert backend.to_host(counts).reshape(-1).tolist() == expected
 
@@ -102,22 +94,39 @@ def test_a_forked_child_writes_to_memory_of_its_own():
     assert not chunk.any()
 
 
-def test_arguments_are_checked_against_the_kernel(backend):
-    index = backend.from_host(np.zeros(3, np.int32))
-    x = backend.from_host(np.zeros((3, 2), np.uint32))
+def test_what_does_not_fit_a_kernel_is_refused_by_its_place(backend):
+    """Arguments of a launch alone, and of one part of several."""
+    xp, library = backend.xp, {"cpu": "NumPy", "cuda": "CuPy"}[backend.name]
+    x, index = xp.zeros((3, 2), np.uint32), xp.zeros(3, np.int32)
+    good = (x, 2, index, x.copy(), 3)
+    array = rf"must be a {library} array.*Received: "
+    wrong = [
+        (1, 2.5, "an int of 64 bits. Received: 2.5"),
+        (1, 1 << 63, "an int of 64 bits. Received: 9223372036854775808"),
+        (4, None, "an int of 64 bits. Received: None"),
+        (2, [0, 0, 0], f"{array}list"),
+        (0, 7, f"{array}int"),
+        (2, x, "array of int32. Received: uint32"),
+        (2, index.astype(np.int64), "array of int32. Received: int64"),
+        (2, xp.zeros(6, np.int32)[::2], "C-contiguous array of int32.*strides"),
+        (3, xp.zeros((2, 3), np.uint32).T, "C-contiguous array of uint32.*strides"),
+    ]
+    if backend.name == "cuda":
+        wrong.append((2, np.zeros(3, np.int32), f"{array}ndarray"))
+    for i, argument, message in wrong:
+        arguments = (*good[:i], argument, *good[i + 1 :])
+        with pytest.raises(TypeError, match=f"Argument {i} .*{message}"):
+            backend.launch("dense_gather_u32", 3, *arguments)
+        parts = [LaunchArgs(3, each) for each in (good, arguments, good)]
+        with pytest.raises(TypeError, match=f"Argument {i} .*{message}"):
+            backend.launch_tables("dense_gather_u32", parts)
+    chunks, rows = xp.zeros(1, np.uint64), xp.zeros(1, np.uint32)
+    with pytest.raises(TypeError, match="Argument 4 .* a float of 32 bits. Received: 'x'"):
+        backend.launch_tables("rows_fill", [LaunchArgs(1, (chunks, 0, 1, rows, "x", 1))])
     with pytest.raises(TypeError, match="takes 5 arguments. Received: 2"):
         backend.launch("dense_gather_u32", 3, x, 2)
-    with pytest.raises(TypeError, match="Argument 2 .* array of int32. Received: int64"):
-        backend.launch("dense_gather_u32", 3, x, 2, index.astype(np.int64), x.copy(), 3)
-    gaps = backend.from_host(np.zeros(6, np.int32))[::2]
-    for its, numbers in ((x.T, index), (x, gaps)):
-        with pytest.raises(TypeError, match="C-contiguous"):
-            backend.launch("dense_gather_u32", 3, its, 2, numbers, x.copy(), 3)
     with pytest.raises(AttributeError, match="no_such_kernel"):
         backend.launch("no_such_kernel", 3)
-    if backend.name == "cuda":
-        with pytest.raises(TypeError, match="Argument 2 .* must be a CuPy array. .* ndarray"):
-            backend.launch("dense_gather_u32", 1, x, 2, np.zeros(1, np.int32), x.copy(), 1)
 
 
 def test_arrays_of_unusual_kinds_are_read_as_any(tmp_path):
@@ -135,28 +144,6 @@ def test_arrays_of_unusual_kinds_are_read_as_any(tmp_path):
     count = np.zeros(1, np.longlong)  # an equal dtype, but another object
     backend.launch("count_flags", 3, np.ones(3, np.int32), count, 3)
     assert count[0] == 3 and count.dtype == np.int64
-
-
-def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place(backend):
-    xp, library = backend.xp, {"cpu": "NumPy", "cuda": "CuPy"}[backend.name]
-    x, index = xp.zeros((3, 2), np.uint32), xp.zeros(3, np.int32)
-    good = LaunchArgs(3, (x, 2, index, x.copy(), 3))
-    for i, wrong, message in [
-        (1, 2.5, "Argument 1 .* an int of 64 bits. Received: 2.5"),
-        (1, 1 << 63, "Argument 1 .* an int of 64 bits. Received: 9223372036854775808"),
-        (4, None, "Argument 4 .* an int of 64 bits. Received: None"),
-        (2, [0, 0, 0], f"Argument 2 .* must be a {library} array.*Received: list"),
-        (0, 7, f"Argument 0 .* must be a {library} array.*Received: int"),
-        (2, x, "Argument 2 .* array of int32. Received: uint32"),
-        (3, xp.zeros((2, 3), np.uint32).T, "C-contiguous array of uint32.*strides"),
-    ]:
-        arguments = [*good.arguments]
-        arguments[i] = wrong
-        with pytest.raises(TypeError, match=message):
-            backend.launch_tables("dense_gather_u32", [good, LaunchArgs(3, arguments), good])
-    chunks, rows = xp.zeros(1, np.uint64), xp.zeros(1, np.uint32)
-    with pytest.raises(TypeError, match="Argument 4 .* a float of 32 bits. Received: 'x'"):
-        backend.launch_tables("rows_fill", [LaunchArgs(1, (chunks, 0, 1, rows, "x", 1))])
 
 
 def test_the_smallest_numbers_are_not_taken_for_zero(backend):

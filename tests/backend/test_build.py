@@ -135,16 +135,12 @@ def test_a_library_of_something_else_is_refused(monkeypatch):
         find_library()
 
 
-def test_an_empty_name_of_a_cache_is_none(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("SOK_LITE_CACHE", "")
-    assert cache_folder() == tmp_path / "sok_lite"
-
-
-def test_the_home_folder_in_the_name_of_a_cache_is_found(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("SOK_LITE_CACHE", "~/kernels")
-    assert cache_folder() == tmp_path / "kernels"
+def test_the_name_of_a_cache_may_be_empty_or_begin_with_the_home_folder(tmp_path, monkeypatch):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name, folder in (("", "sok_lite"), ("~/kernels", "kernels")):
+        monkeypatch.setenv("SOK_LITE_CACHE", name)
+        assert cache_folder() == tmp_path / folder
 
 
 def test_a_cache_that_is_no_folder_is_refused(tmp_path, monkeypatch):

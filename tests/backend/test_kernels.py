@@ -10,10 +10,9 @@ import pytest
 
 from sok_lite.backend import cpu, sources
 from sok_lite.backend.build import compile_library, find_library
-from sok_lite.backend.gpu_binaries import FLAGS, WIDE_LAUNCH_WORDS, kernel_names
+from sok_lite.backend.gpu_binaries import WIDE_LAUNCH_WORDS, kernel_names
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 from tests.support.helpers import need_nvrtc
-from tests.support.own_process import run_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = sources.kernel_files()
@@ -258,52 +257,3 @@ def test_tunables_reach_both_compilers(tmp_path, monkeypatch):
     assert find_library() not in (default, None)
     source = 'extern "C" __global__ void k(int* p) { p[0] = 7000 + SOK_LINE; }'
     assert "7008" in registers().compile_source(source, "sm_90").ptx
-
-
-def test_the_cuda_backend_compiles_with_the_tunables(tmp_path):
-    # A stand-in for CuPy that records what would be compiled and launched.
-    program = """
-import os, sys, types
-from unittest import mock
-sys.modules["cupy"] = cupy = mock.MagicMock()
-cupy.ndarray = type("ndarray", (), {})
-cupy.cuda.runtime.getDeviceCount.return_value = 1
-cupy.cuda.runtime.driverGetVersion.return_value = 12090
-cupy.cuda.Device.return_value.attributes = {"MultiProcessorCount": 4}
-cupy.cuda.Device.return_value.compute_capability = "90"
-cupy.cuda.driver.funcGetAttribute.return_value = 1024
-cupy.cuda.nvrtc.getVersion.return_value = 12, 9
-cupy.cuda.nvrtc.getSupportedArchs.return_value = 80, 90
-cupy.cuda.nvrtc.getPTX.return_value = cupy.cuda.nvrtc.getCUBIN.return_value = b"//"
-from sok_lite.backend.cuda import CudaBackend
-backend = CudaBackend()
-# One thread an item, a row of lanes, a tile of lanes, a block.
-for kernel, args in (
-    ("dedup_insert", (None, None, 0, 0, 2000, 1, 0, None, None, 1000)),
-    ("rows_fill", (None, 4, 8, None, 0.5, 1000)),
-    ("det_update", (None, 31, None, -1, -2, None, None, None, 1000)),
-    ("sort_count", (None, 1, 9, None, 1000)),
-):
-    backend.launch(kernel, 3 if kernel == "sort_count" else 1000, *args)
-print(cupy.cuda.nvrtc.compileProgram.call_args.args[1])
-for call in cupy.cuda.Module.return_value.get_function.return_value.call_args_list:
-    print(*call.args[:2])
-"""
-    for defines, options, launches in (
-        ("", [], ["(4,) (256,)", "(125,) (256,)", "(16,) (256,)", "(3,) (256,)"]),
-        (
-            "SOK_ROW_LANES=8 SOK_THREADS_PER_BLOCK=128 SOK_TILE=2",
-            ["-DSOK_ROW_LANES=8", "-DSOK_THREADS_PER_BLOCK=128", "-DSOK_TILE=2"],
-            ["(8,) (128,)", "(63,) (128,)", "(16,) (128,)", "(3,) (128,)"],
-        ),
-        # A tile is as many lanes as a line has slots.
-        (
-            "SOK_LINE=8",
-            ["-DSOK_LINE=8"],
-            ["(4,) (256,)", "(125,) (256,)", "(32,) (256,)", "(3,) (256,)"],
-        ),
-    ):
-        cache = str(tmp_path / defines)
-        text = run_program(program, SOK_LITE_KERNEL_DEFINES=defines, SOK_LITE_CACHE=cache)
-        flags = [*FLAGS, "-arch=sm_90", *options]
-        assert text.splitlines() == [str(flags), *launches]

@@ -192,33 +192,3 @@ def test_evictions_hold_when_threads_are_slow(tmp_path):
     sanitizer = SANITIZERS["thread"]
     library = changed_library(tmp_path, sanitizer.flags, EVICTING, SLOW)
     assert_faultless(run_job("evictions", library, sanitizer))
-
-
-# Of the worker threads: who is told before it is done; of evictions: a slot that is claimed in two
-# steps.
-RACES = {
-    "pool": (
-        *(late(SANITIZERS["thread"]), ["rows.cu"]),
-        {"(done, std::memory_order_acq_rel)": "(done, std::memory_order_relaxed)"},
-    ),
-    "evictions": (
-        *(SANITIZERS["thread"].flags, EVICTING),
-        {
-            **SLOW,
-            "sok_cas(&taken->key, victim.key, reclaim_key);": (
-                "sok_load(&taken->key);\n          usleep(50);\n"
-                "          if (seen == victim.key) sok_store(&taken->key, reclaim_key);"
-            ),
-        },
-    ),
-}
-
-
-@pytest.mark.full_only("runs kernels with a sanitizer until a race is seen")
-@pytest.mark.parametrize("job", RACES)
-def test_a_planted_race_is_found(job, tmp_path):
-    library = changed_library(tmp_path, *RACES[job])
-    options = "halt_on_error=1 exitcode=66"  # the first report ends it
-    done = run_job(job, library, SANITIZERS["thread"], TSAN_OPTIONS=options)
-    assert done.returncode == 66
-    assert "data race" in done.stderr, done.stderr[-3000:]

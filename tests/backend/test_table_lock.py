@@ -76,11 +76,21 @@ def words(lock):
     return lock.state, lock.waiting, lock.depth, lock.owner != 0
 
 
+FREE = (0, 0, 0, False)
+
+
+@pytest.fixture
+def lock():
+    """A lock that is free after the test, too."""
+    made = TableLock()
+    yield made
+    assert words(made) == FREE
+
+
 # -------------------------------------------------------------------- one thread, then many
 
 
-def test_a_thread_takes_it_again_and_gives_it_back_as_often():
-    lock = TableLock()
+def test_a_thread_takes_it_again_and_gives_it_back_as_often(lock):
     with lock:
         assert words(lock) == (ALONE, 0, 1, True)
         with lock, TableLocks([lock]):
@@ -92,12 +102,10 @@ def test_a_thread_takes_it_again_and_gives_it_back_as_often():
             raise ZeroDivisionError
         assert words(lock) == (ALONE, 0, 1, True)
         assert lock._is_owned()
-    assert words(lock) == (0, 0, 0, False)
     assert not lock._is_owned()
 
 
-def test_another_thread_does_not_get_it_and_cannot_give_it_back():
-    lock = TableLock()
+def test_another_thread_does_not_get_it_and_cannot_give_it_back(lock):
     with Worker() as other:
         with lock:
             assert not other.do(lock._is_owned)
@@ -109,7 +117,6 @@ def test_another_thread_does_not_get_it_and_cannot_give_it_back():
         other.do(lock.release)
     with pytest.raises(RuntimeError, match="given back by a thread that does not have it"):
         lock.release()
-    assert words(lock) == (0, 0, 0, False)
 
 
 def test_counts_of_many_threads_are_exact():
@@ -132,14 +139,13 @@ def test_counts_of_many_threads_are_exact():
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     assert counts == [8 * 300 + 800] * 3
-    assert [words(lock) for lock in locks] == [(0, 0, 0, False)] * 3
+    assert [words(lock) for lock in locks] == [FREE] * 3
 
 
 # -------------------------------------------------------------------- native code and Python
 
 
-def test_python_waits_for_native_code_and_other_threads_of_python_go_on(native):
-    lock = TableLock()
+def test_python_waits_for_native_code_and_other_threads_of_python_go_on(native, lock):
 
     def take():
         with lock:
@@ -152,11 +158,9 @@ def test_python_waits_for_native_code_and_other_threads_of_python_go_on(native):
         assert not lock.acquire(blocking=False) and not waiting.done()
         writer.do(native.give_alone, lock)
         assert waiting.result(60)[1:] == (0, 1, True)
-    assert words(lock) == (0, 0, 0, False)
 
 
-def test_native_code_waits_for_python(native):
-    lock = TableLock()
+def test_native_code_waits_for_python(native, lock):
     with Worker() as writer, Worker() as reader:
         with lock:
             waiting = [
@@ -169,11 +173,9 @@ def test_native_code_waits_for_python(native):
         waiting[1].result(60)
         assert words(lock)[0] & ~SLEEPING == 1
         reader.do(native.give_shared, lock)
-    assert words(lock) == (0, 0, 0, False)
 
 
-def test_several_read_and_who_has_it_alone_may_read(native):
-    lock = TableLock()
+def test_several_read_and_who_has_it_alone_may_read(native, lock):
     with Worker() as one, Worker() as two:
         one.do(native.take_shared, lock)
         two.do(native.take_shared, lock)
@@ -186,11 +188,10 @@ def test_several_read_and_who_has_it_alone_may_read(native):
         assert words(lock) == (ALONE, 0, 2, True)
         two.do(native.give_shared, lock)
         two.do(native.give_alone, lock)
-    assert words(lock) == (0, 0, 0, False)
 
 
-def test_readers_give_way_to_a_writer_that_waits_but_for_those_that_read_already(native):
-    lock, order = TableLock(), []
+def test_readers_give_way_to_a_writer_that_waits_but_for_those_that_read_already(native, lock):
+    order = []
 
     def write():
         with lock:
@@ -213,11 +214,9 @@ def test_readers_give_way_to_a_writer_that_waits_but_for_those_that_read_already
         writing.result(60)
         reading.result(60)
     assert order == ["writer", "reader"]
-    assert words(lock) == (0, 0, 0, False)
 
 
-def test_each_of_those_that_wait_has_its_turn(native):
-    lock = TableLock()
+def test_each_of_those_that_wait_has_its_turn(native, lock):
 
     def take_and_give():
         native.take_alone(lock)
@@ -231,7 +230,6 @@ def test_each_of_those_that_wait_has_its_turn(native):
         holder.do(native.give_alone, lock)
         for each in waiting:
             each.result(60)
-    assert words(lock) == (0, 0, 0, False)
 
 
 def test_several_locks_are_taken_in_the_order_of_their_addresses(native):
@@ -248,7 +246,7 @@ def test_several_locks_are_taken_in_the_order_of_their_addresses(native):
         assert [lock.depth for lock in locks] == [1, 1, 1, 1, 0, 0, 0]
         holder.do(native.give_alone, locks[3])
         assert waiting.result(60) == [1] * 7
-    assert [words(lock) for lock in locks] == [(0, 0, 0, False)] * 7
+    assert [words(lock) for lock in locks] == [FREE] * 7
 
 
 # -------------------------------------------------------------------- signals
@@ -311,15 +309,15 @@ def test_a_signal_ends_waiting(native, signals, several):
         signals(interrupt)
         with pytest.raises(Interrupt):
             wait()
-        assert [words(lock) for lock in locks] == [*[(0, 0, 0, False)] * 2, (1, 0, 0, False)]
+        assert [words(lock) for lock in locks] == [*[FREE] * 2, (1, 0, 0, False)]
         holder.do(native.give_shared, last)
     with TableLocks(locks):
         pass
-    assert [words(lock) for lock in locks] == [(0, 0, 0, False)] * 3
+    assert [words(lock) for lock in locks] == [FREE] * 3
 
 
-def test_a_signal_whose_handler_does_not_raise_ends_nothing(native, signals):
-    lock, count, holder = TableLock(), [0], Worker()
+def test_a_signal_whose_handler_does_not_raise_ends_nothing(native, lock, signals):
+    count, holder = [0], Worker()
 
     def handle():
         count[0] += waits.is_set()
@@ -332,11 +330,9 @@ def test_a_signal_whose_handler_does_not_raise_ends_nothing(native, signals):
         signals(handle)
         with lock:
             assert count[0] >= 3
-    assert words(lock) == (0, 0, 0, False)
 
 
-def test_readers_need_not_give_way_to_who_has_given_up(native, signals):
-    lock = TableLock()
+def test_readers_need_not_give_way_to_who_has_given_up(native, lock, signals):
     with Worker() as holder, Worker() as late:
         holder.do(native.take_shared, lock)
 
@@ -353,11 +349,10 @@ def test_readers_need_not_give_way_to_who_has_given_up(native, signals):
         late_ones[0].result(60)
         late.do(native.give_shared, lock)
         holder.do(native.give_shared, lock)
-    assert words(lock) == (0, 0, 0, False)
 
 
-def test_a_handler_may_read_what_its_thread_waits_for(native, signals):
-    lock, read = TableLock(), []
+def test_a_handler_may_read_what_its_thread_waits_for(native, lock, signals):
+    read = []
 
     def handle():
         if read or not waits.is_set():
@@ -374,7 +369,6 @@ def test_a_handler_may_read_what_its_thread_waits_for(native, signals):
         signals(handle)
         with lock:
             assert read == [True]
-    assert words(lock) == (0, 0, 0, False)
 
 
 # -------------------------------------------------------------------- fork
@@ -388,7 +382,7 @@ def test_a_child_has_the_locks_of_its_own_thread_alone(native):
         told = [lock.after_fork() for lock in locks]
         return told, own._is_owned(), [words(lock) for lock in locks]
 
-    none = (0, 0, 0, False)
+    none = FREE
     with Worker() as writer, Worker() as reader, own:
         writer.do(native.take_alone, written)
         reader.do(native.take_shared, read)

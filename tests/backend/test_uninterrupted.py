@@ -15,6 +15,16 @@ import pytest
 from sok_lite.backend.uninterrupted import uninterrupted
 
 
+@pytest.fixture(autouse=True)
+def same_handlers():
+    """The handlers that a test sets are gone after it."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def press():
     signal.raise_signal(signal.SIGINT)
 
@@ -38,17 +48,14 @@ def test_ctrl_c_comes_at_the_end_of_the_outermost_block():
 
 def test_the_handler_that_was_there_is_called_once():
     seen = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    try:
-        with uninterrupted():
-            press()
-            press()
-            assert seen == []
-        assert seen == [signal.SIGINT]
+    signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    with uninterrupted():
         press()
-        assert seen == [signal.SIGINT] * 2
-    finally:
-        signal.signal(signal.SIGINT, before)
+        press()
+        assert seen == []
+    assert seen == [signal.SIGINT]
+    press()
+    assert seen == [signal.SIGINT] * 2
 
 
 def test_every_handler_runs_though_another_raises():
@@ -61,16 +68,13 @@ def test_every_handler_runs_though_another_raises():
             raise SystemExit
 
     others = (signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1)
-    before = {number: signal.signal(number, end) for number in others}
-    try:
-        with pytest.raises(SystemExit), uninterrupted():
-            for number in others:
-                signal.raise_signal(number)
-            assert seen == []
-        assert sorted(seen) == sorted(others)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in others:
+        signal.signal(number, end)
+    with pytest.raises(SystemExit), uninterrupted():
+        for number in others:
+            signal.raise_signal(number)
+        assert seen == []
+    assert sorted(seen) == sorted(others)
 
 
 def test_an_error_in_the_block_is_told_with_it():
@@ -83,16 +87,12 @@ def test_an_error_in_the_block_is_told_with_it():
 
 
 def test_another_handler_that_the_block_sets_stays():
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with uninterrupted():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        with uninterrupted():
-            press()
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with uninterrupted():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    with uninterrupted():
+        press()
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 def test_other_threads_neither_hold_it_back_nor_give_it_up():
@@ -134,27 +134,21 @@ def system_action(number):
 
 def test_system_calls_go_on_after_a_signal_as_the_program_has_asked():
     """`siginterrupt` sets SA_RESTART, which `signal.signal` clears."""
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    try:
-        interrupts = system_action(signal.SIGALRM)
-        signal.siginterrupt(signal.SIGALRM, False)
-        restarts = system_action(signal.SIGALRM)
-        assert restarts != interrupts
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    actions = []
+    for flag in (True, False, True):
+        signal.siginterrupt(signal.SIGALRM, flag)
+        actions.append(system_action(signal.SIGALRM))
         with uninterrupted():
-            assert system_action(signal.SIGALRM) == restarts
-        assert system_action(signal.SIGALRM) == restarts
-        signal.siginterrupt(signal.SIGALRM, True)
-        with uninterrupted():
-            assert system_action(signal.SIGALRM) == interrupts
-        assert system_action(signal.SIGALRM) == interrupts
-    finally:
-        signal.signal(signal.SIGALRM, before)
+            assert system_action(signal.SIGALRM) == actions[-1]
+        assert system_action(signal.SIGALRM) == actions[-1]
+    assert actions[0] == actions[2] != actions[1]
 
 
 def test_faulthandler_goes_on_with_the_signals_that_it_was_given(tmp_path):
     """It prints in a handler in C, which calls that of Python (`chain=True`)."""
     seen, log = [], tmp_path / "log"
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     with open(log, "w") as file:
         faulthandler.register(signal.SIGUSR1, file, all_threads=False, chain=True)
         try:
@@ -166,7 +160,6 @@ def test_faulthandler_goes_on_with_the_signals_that_it_was_given(tmp_path):
             assert log.read_text().count("most recent call first") == 2 and len(seen) == 2
         finally:
             faulthandler.unregister(signal.SIGUSR1)
-            signal.signal(signal.SIGUSR1, before)
 
 
 def test_where_ctrl_c_ends_the_process_it_does():
@@ -182,7 +175,8 @@ with uninterrupted():
 
 def test_a_child_of_another_thread_has_the_handlers_that_were_there():
     """It is forked within a block of the main thread, which ends in the parent alone."""
-    before, ends = signal.signal(signal.SIGTERM, lambda *_: os._exit(7)), []
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    ends = []
 
     def fork():
         child = os.fork()
@@ -193,13 +187,10 @@ def test_a_child_of_another_thread_has_the_handlers_that_were_there():
             os._exit(1)
         ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    try:
-        with uninterrupted():
-            thread = threading.Thread(target=fork)
-            thread.start()
-            thread.join()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with uninterrupted():
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
     assert ends == [7]
 
 

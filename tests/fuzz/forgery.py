@@ -1,4 +1,4 @@
-"""Checkpoints and exports that somebody has forged, loaded into random tables.
+"""Checkpoints that somebody has forged, loaded into random tables.
 
 A round fills a table, dumps it, whole or with an increment, changes something in the files and
 loads them into a table of another kind. Either an error names the file or the table, and nothing
@@ -7,7 +7,7 @@ has changed; or the table holds rows of the file and no others, and is sound ins
 of its own and says it:
 
   python -m tests.fuzz.forgery                        until the first failure, or Ctrl-C
-  python -m tests.fuzz.forgery --operations 2000
+  python -m tests.fuzz.forgery --minutes 120
   python -m tests.fuzz.forgery --seed 1234 --rounds 1 the round of that seed again
 """
 
@@ -32,7 +32,7 @@ import sok_lite as sok
 from sok_lite.backend import get_backend
 from sok_lite.engine.hashing import fix_seed
 from tests.fuzz import rounds
-from tests.fuzz.forgery_changes import command, forge, forge_export, little_memory, rows_in
+from tests.fuzz.forgery_changes import command, forge, little_memory, rows_in
 from tests.support.table_audit import audit
 from tests.support.table_state import State
 
@@ -93,9 +93,6 @@ class Forger:
         if self.dice.random() < 0.4:
             self.write(source)
             sok.dump(folder, source, trainer, incremental=True)
-        if self.dice.random() < 0.25:
-            self.convert(folder)
-            return
         target, mode = self.new_table(), self.dice.choice(["replace", "merge"])
         self.told.append(f"{forge(self.dice, folder)}; {mode}")
         sok.assign(target, [1, 2, 3], tf.ones([3, self.dim], self.dtype))
@@ -124,18 +121,6 @@ class Forger:
         with contextlib.suppress(ValueError, OSError), little_memory():
             for table in sok.open_readonly(folder, check_rows=True).values():
                 table.lookup(table.keys())
-
-    def convert(self, folder: Path) -> None:
-        """Forges another file of what a checkpoint has."""
-        kind = self.dice.choice(["npz", "safetensors"])
-        path, converted = self.folder / f"exported.{kind}", self.folder / "converted"
-        path.unlink(missing_ok=True)
-        shutil.rmtree(converted, ignore_errors=True)
-        assert command("convert", folder, path, "--to-format", kind) == 0, "it is not converted"
-        self.told.append(f"{kind}: {forge_export(self.dice, path)}")
-        command("inspect", path)
-        if command("convert", path, converted, "--from-format", kind) == 0:
-            command("verify", converted)
 
 
 def run_round(_: None, seed: int, counts: Counter) -> None:

@@ -29,20 +29,14 @@ def main(
 ) -> int:
     """Runs rounds as the command line says; returns the exit status.
 
-    Args:
-      doc: of the fuzzer; its first line describes it.
-      run_round: (what `on_backend` gives, seed, counts) -> None; counts "operations", and raises
-        AssertionError with what it found.
-      on_backend: enters what rounds on a backend need.
-      names: of the backends that there may be.
+    A round gets what `on_backend` gives, a seed and counts; it counts "operations", and raises
+    AssertionError with what it found.
     """
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    parser.add_argument("--operations", type=int, help="on each backend, to the end of a round")
     parser.add_argument("--minutes", type=float, help="at most so long on each backend")
     parser.add_argument("--rounds", type=int, help="at most so many on each backend")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     parser.add_argument("--backends", nargs="+", default=["cpu"], choices=names)
-    parser.add_argument("--keep-going", action="store_true", help="after a failure")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     total, failures, start = Counter[str](), 0, time.monotonic()
@@ -52,9 +46,7 @@ def main(
             continue
         counts, rounds, begun = Counter[str](), 0, time.monotonic()
         with on_backend(name) as backend, contextlib.suppress(KeyboardInterrupt):
-            while rounds != args.rounds and (args.keep_going or not failures):
-                if args.operations is not None and counts["operations"] >= args.operations:
-                    break
+            while rounds != args.rounds and not failures:
                 if args.minutes is not None and time.monotonic() - begun >= 60 * args.minutes:
                     break
                 seed = args.seed + rounds

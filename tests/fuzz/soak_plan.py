@@ -19,14 +19,8 @@ RANKS = 2
 class Feature(NamedTuple):
     """A column of ids in every batch.
 
-    Attributes:
-      name: of the column; the seed of its ids.
-      table: which is looked up.
-      combiner: of `lookup_sparse`.
-      span: about how many keys are in use at one time.
-      drift: by how many keys the range of keys moves on at each step, so that old ones are left.
-      num_ids: the most ids of a sample.
-      has_weights: whether ids have weights.
+    About `span` keys are in use at one time; at each step their range moves on by `drift`, so that
+    old ones are left.
     """
 
     name: str
@@ -65,8 +59,6 @@ DIMS = {
     "rare": 7,
 }
 NUM_CITIES = 301  # rows of the static table, an odd number: the ranks have unlike shares
-# Which of too many new keys a full bucket keeps is up to the order of threads: these repeat with
-# one thread alone.
 EVICTING = ("shop", "click")
 
 # Operations between steps, by how often they come.
@@ -78,14 +70,8 @@ OPERATIONS = (
 
 
 class Batch(NamedTuple):
-    """Ids of a feature on one rank, ragged.
-
-    Attributes:
-      ids: (n,) of the table's key type.
-      splits: (samples + 1,) int64, where each sample begins.
-      weights: (n,) float32, multiples of 1/64, or None.
-      slopes: (samples, dim) float32, multiples of 1/64: what a loss would pull the output by.
-    """
+    """Ids of a feature on one rank, ragged. Weights, and `slopes`, which a loss would pull the
+    output by, are multiples of 1/64."""
 
     ids: np.ndarray
     splits: np.ndarray
@@ -102,15 +88,8 @@ class Operation(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The fixed sequence of one round.
-
-    Attributes:
-      number: from 0 on.
-      first: steps of all rounds before.
-      steps: how many come before the first dump, and how many after it.
-      dumps: how the two dumps are made: "whole", "incremental" or "background".
-      operations: after the steps.
-    """
+    """The fixed sequence of one round: steps before the first dump and after it, and how the two
+    dumps are made: "whole", "incremental" or "background"."""
 
     number: int
     first: int
@@ -130,19 +109,11 @@ class Round(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """When which ranks are killed. The job after it repeats the round, and is not killed there.
-
-    Attributes:
-      round: its number.
-      point: "step", "dump 0", "dump 1", "operations", "digest", or "load", as the job begins.
-      number: of the step, among all.
-      delay_ms: how long after that point; 0: there.
-      ranks: that are killed.
-    """
+    """Ranks that are killed some time after they begin a step. The job after it repeats the round,
+    and is not killed there."""
 
     round: int
-    point: str
-    number: int
+    step: int
     delay_ms: int
     ranks: tuple[int, ...]
 
@@ -216,24 +187,17 @@ def rounds_of(seed: int) -> Iterator[Round]:
         first += sum(steps)
 
 
-def kills_of(seed: int, rounds: int, kill_seed: int) -> list[Kill]:
-    """Returns the kills of the first rounds of a seed, in their order.
-
-    Another `kill_seed` has other kills of the same rounds.
-    """
+def kills_of(seed: int, rounds: int) -> list[Kill]:
+    """Returns the kills of the first rounds of a seed, in their order."""
     kills: list[Kill] = []
     for place in itertools.islice(rounds_of(seed), rounds):
-        draw = [int(word) for word in words(kill_seed, place.number, "kill", count=8)]
+        draw = [int(word) for word in words(seed, place.number, "kill", count=6)]
         # Round 1 always has one, of the others each fifth may have: a new job takes seconds.
         if place.number != 1 and (place.number % 5 != 1 or draw[0] % 4 == 0):
             continue
-        points = ("step", "step", "step", "dump 0", "dump 1", "operations", "digest")
-        point = points[draw[1] % len(points)]
         step = place.first + draw[2] % sum(place.steps)
-        # Not at all; in a step, which takes some 50 ms; in a dump, which takes some 300 ms.
+        # At once; in a step, which takes some 50 ms; in a dump, which takes some 300 ms.
         delay = (0, 1 + draw[3] % 60, 1 + draw[3] % 400)[draw[4] % 3]
         ranks = ((0,), (1,), (0, 1))[draw[5] % 3]
-        kills.append(Kill(place.number, point, step if point == "step" else 0, delay, ranks))
-        if draw[6] % 4 == 0:  # and the next job as it loads
-            kills.append(Kill(place.number, "load", 0, draw[7] % 400, ranks))
+        kills.append(Kill(place.number, step, delay, ranks))
     return kills

@@ -5,8 +5,9 @@ On a CPU launches are all there is to count; on the simulated GPU everything is.
 
 import threading
 from collections import Counter
-from contextlib import contextmanager
 from typing import NamedTuple
+
+import pytest
 
 from sok_lite.comm import run_ranks
 from tests.support.simt import device
@@ -14,15 +15,8 @@ from tests.support.simt.backend import is_simulated
 
 
 class Counts(NamedTuple):
-    """Of one call.
-
-    Attributes:
-      launches: of our kernels.
-      operations: of CuPy's, each at least one launch; 0 on a CPU.
-      memsets: bytes that are set without a kernel of CuPy's; 0 on a CPU.
-      waits: how often the host waits for the device; 0 on a CPU.
-      to_device, to_host: bytes copied; 0 on a CPU.
-    """
+    """Of one call: launches of our kernels, operations of CuPy's, each at least one launch,
+    memsets, waits of the host, and bytes copied. On a CPU all but the first are 0."""
 
     launches: int
     operations: int = 0
@@ -46,57 +40,29 @@ def counts_of(backend, call):
         names = ("kernels", "array operations", "memsets", "waits")
         copied = ("bytes to the device", "bytes to the host")
         return Counts(*(seen[name] for name in (*names, *copied)))
-    with _launched(backend) as kernels:
+    kernels = []
+    with pytest.MonkeyPatch.context() as patch:
+        on_launch(backend, patch, kernels.append)
         call()
     return Counts(len(kernels))
 
 
-@contextmanager
-def _launched(backend):
-    """Gives the names of the kernels that are launched within."""
-    kernels = []
-    words_of = backend._launch_words
-
-    def noting(kernel, num_items):
-        kernels.append(kernel)
-        return words_of(kernel, num_items)
-
-    backend._launch_words = noting
-    try:
-        yield kernels
-    finally:
-        del backend._launch_words  # that of the class again
-
-
 def on_launch(backend, monkeypatch, note):
     """Calls `note` with the kernel's name for each launch that a backend prepares."""
-    if backend.name == "cpu":
-        words_of = backend._launch_words
+    name = "_launch_words" if backend.name == "cpu" else "packed"
+    prepare = getattr(backend, name)
 
-        def noting_words(kernel, num_items):
-            note(kernel)
-            return words_of(kernel, num_items)
-
-        monkeypatch.setattr(backend, "_launch_words", noting_words)
-        return
-    packed = backend.packed
-
-    def noting(kernel, parts):
+    def noting(kernel, what):
         note(kernel)
-        return packed(kernel, parts)
+        return prepare(kernel, what)
 
-    monkeypatch.setattr(backend, "packed", noting)
+    monkeypatch.setattr(backend, name, noting)
 
 
 def counts_of_ranks(backend, size, prepare, run=run_ranks):
-    """Makes a call on all of `size` ranks, threads of this process.
+    """Makes the call that `prepare(comm)` returns on all of `size` ranks, threads of this process.
 
-    Args:
-      prepare: communicator -> the call, which is counted; `prepare` itself is not.
-      run: runs the ranks, as `run_ranks`.
-
-    Returns:
-      Counts of all ranks together, and of rank 0 how often it makes each collective.
+    Returns Counts of all ranks together, and of rank 0 how often it makes each collective.
     """
     counts, collectives = [], Counter()
     ranks = threading.Barrier(size, timeout=300)

@@ -16,14 +16,8 @@ _END_OF_BLOCK = "---- end of block"
 
 
 class Block(NamedTuple):
-    """A fenced Python block.
-
-    Attributes:
-      line: of its first line in the page.
-      ranks: how many ranks it asks for; 0: it runs in the page's one process.
-      code: what is between the fences.
-      output: what it must print, or None where the page does not say.
-    """
+    """A fenced Python block; with no ranks it runs in the page's one process. `output` is what it
+    must print, None where the page does not say."""
 
     line: int
     ranks: int

@@ -179,11 +179,6 @@ def several_tables_of_different_dims_and_dtypes(comm, backend=None):
     round_trip(comm, tables, backend=backend, repack=True)
 
 
-def tables_of_one_format_share_a_trip(comm, backend=None):
-    tables = [Table("int64", 4, "float32", n) for n in (0, 33, 1, 100)]
-    round_trip(comm, tables, backend=backend)
-
-
 def a_rank_with_no_keys(comm, backend=None):
     tables = [Table("int64", 4, "float32", 33), Table("uint64", 2, "float16", 20)]
     for silent in range(comm.size):
@@ -207,18 +202,11 @@ def tables_with_owners_of_their_own(comm, backend=None):
         round_trip(comm, of_one_rule, backend=backend)
 
 
-def tables_on_one_rank_each(comm, backend=None):
-    tables = [Table("int64", 4, "float32", 40, OWNERS[2 + i % 2]) for i in range(5)]
-    round_trip(comm, tables, backend=backend)
-
-
 FACTS = [
     one_table,
     many_keys,
     several_tables_of_different_dims_and_dtypes,
-    tables_of_one_format_share_a_trip,
     a_rank_with_no_keys,
     no_tables_at_all,
     tables_with_owners_of_their_own,
-    tables_on_one_rank_each,
 ]

@@ -35,12 +35,7 @@ FULL = ("kLru log", "kLru", "kLfu", "kEpochLru", "kCustomized", "refusing")
 
 
 class Bench:
-    """Builds equal tables of one kind.
-
-    Attributes:
-      backend, kind, n: as given.
-      held: (m,) the keys of a table that was built, ascending.
-    """
+    """Builds equal tables of one kind; `held` are the keys of one that was built, ascending."""
 
     def __init__(self, backend, kind, n=10, folder=None):
         self.backend, self.kind, self.n = backend, kind, n

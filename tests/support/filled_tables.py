@@ -68,12 +68,10 @@ def held(*tables):
 
 
 def all_of(table, with_places=True):
-    """What a checkpoint is to keep of a table.
+    """What a checkpoint is to keep of a table; among as many ranks as before the slots of its keys
+    too.
 
-    Args:
-      with_places: which slots of the index have the keys. Among as many ranks as before these are
-        kept; else each rank inserts its keys anew, by several threads, and which of them comes
-        first to a slot is chance.
+    Else several threads insert them anew, and which comes first to a slot is chance.
     """
     state = State.of(table)
     is_regular = getattr(table.index, "is_regular", False)

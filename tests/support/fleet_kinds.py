@@ -68,15 +68,7 @@ def made(kind, backend, number):
 
 
 class Part(NamedTuple):
-    """What a call asks of one table; what is drawn comes from `seed`.
-
-    Attributes:
-      number: of the table.
-      batch: rows of the batch.
-      keys: keys are of about so many.
-      combiner: "sum", "mean" or "sqrtn".
-      is_weighted: whether there are weights.
-    """
+    """What a call asks of one table: rows of the batch, and of about how many keys its keys are."""
 
     number: int
     batch: int

@@ -62,11 +62,7 @@ class FreshProcess:
     def run(self, path, inputs, loader="tf2", signature="serving_default"):
         """Returns what a signature gives, arrays by name; bfloat16 as float32.
 
-        Args:
-          path: of the SavedModel.
-          inputs: arrays by name.
-          loader: "tf2", tf.saved_model.load, or "tf1", tf.compat.v1.saved_model.loader.
-          signature: its name.
+        It loads by tf.saved_model.load, or with "tf1" by tf.compat.v1.saved_model.loader.
         """
         pickle.dump((loader, str(path), signature, inputs), self._process.stdin)
         self._process.stdin.flush()

@@ -50,13 +50,8 @@ _CARRIERS |= {"TensorListPopBack", "PlaceholderWithDefault", "ZerosLike"}
 
 
 class Crossing(NamedTuple):
-    """Values of a GPU that an operation needs on the host.
-
-    Attributes:
-      where: the file of sok_lite that adds the operation, or "TensorFlow".
-      op: its type.
-      dtype: of the values.
-    """
+    """Values of a GPU that an operation needs on the host. `where` is the file of sok_lite that
+    adds the operation, or "TensorFlow"."""
 
     where: str
     op: str
@@ -83,10 +78,8 @@ def record():
 def host_arguments(op_type, types):
     """Returns the arguments that a GPU's kernel has on the host; None where there is no kernel.
 
-    Args:
-      op_type: "SplitV".
-      types: by the names of the operation's attributes, lists of types: {"T": [tf.int64]}. Of
-        other attributes the kernel may have any.
+    `types` are lists by the names of the operation's attributes, {"T": [tf.int64]}; of other
+    attributes the kernel may have any.
     """
     for kernel in record()["kernels"].get(op_type, []):
         allowed = {name: of.split() for name, of in kernel["types"].items()}

@@ -30,6 +30,10 @@ from sok_lite.bridge import gpu, host_call, tensor, variable
 from sok_lite.native import callbacks, plans
 from sok_lite.native import gpu as native_gpu
 from tests.support.gpu_kernels import Watch
+from tests.support.simt import device as simulated
+from tests.support.simt import runtime, streams
+from tests.support.simt.backend import simt_backend, simt_module, unavailable
+from tests.support.simt.driver import Driver
 
 # Native code has their addresses, in plans of graphs that may outlive a test.
 _of_plays = []
@@ -67,16 +71,8 @@ class Play:
 
 
 def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
-    """Begins the play, on the last of `device + 1` simulated GPUs; returns a Play.
-
-    Args:
-      streams: whether TensorFlow has a stream of its own.
-      is_native: whether native code launches.
-    """
-    from tests.support.simt import device as simulated
-    from tests.support.simt import runtime
-    from tests.support.simt.backend import simt_backend, simt_module, unavailable
-
+    """Begins the play, on the last of `device + 1` simulated GPUs; returns a Play. With `streams`
+    TensorFlow has a stream of its own."""
     if unavailable() is not None:
         pytest.skip(f"no simulated GPU: {unavailable()}")
     backend = simt_backend()
@@ -187,9 +183,6 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
 
 def _driver(play, known, forget):
     """Returns a driver by which operations have their memory as those that call Python."""
-    from tests.support.simt import runtime, streams
-    from tests.support.simt.driver import Driver
-
     noted = {}  # by thread of the system: some are not Python's, which keeps nothing of them
 
     def note(address, num_bytes, is_input):
@@ -217,8 +210,6 @@ def _driver(play, known, forget):
 
 
 def _add_stream(monkeypatch, play):
-    from tests.support.simt import streams
-
     play.stream = streams.new_queue("TensorFlow's stream")
     weakref.finalize(play, setattr, play.stream, "is_closed", True)
     keep = tensor.memory_of_call
@@ -246,8 +237,6 @@ def _add_stream(monkeypatch, play):
 
 def _take(play, content, is_new):
     """A DLPack capsule is made of the memory `content`: `is_new` where it had none so far."""
-    from tests.support.simt import streams
-
     if is_new:
         streams.forget(content.ctypes.data, content.nbytes)
     of_call = vars(tensor._memory()).setdefault("contents", {})
@@ -260,8 +249,6 @@ def _take(play, content, is_new):
 
 def _begin(play, content, name):
     """TensorFlow's stream has written memory, by work of a name; None: not since it was kept."""
-    from tests.support.simt import streams
-
     if name is not None:
         streams.forget(content.ctypes.data, content.nbytes)
         streams.put(play.stream, name, _nothing, (content,))
@@ -269,8 +256,6 @@ def _begin(play, content, name):
 
 def _go_on(play, contents):
     """TensorFlow goes on with the memory of an operation."""
-    from tests.support.simt import streams
-
     for content in contents:
         streams.put(play.stream, "TensorFlow's next operation", _nothing, (content,))
     if contents:
@@ -279,8 +264,6 @@ def _go_on(play, contents):
 
 def _give_back(play, memory):
     """TensorFlow goes on, at the end of a call, with all memory that the call had."""
-    from tests.support.simt import streams
-
     for content in vars(memory).pop("contents", {}).values():
         streams.put(play.stream, "TensorFlow's next operation", _nothing, (content,))
     streams.run(play.stream.clock)

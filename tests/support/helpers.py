@@ -1,10 +1,7 @@
 """A first row that a reader can compute in the head, tables that use it, and what tests need."""
 
 import copy
-import itertools
-import linecache
 import operator
-import sys
 import threading
 from functools import partial
 
@@ -14,7 +11,6 @@ import pytest
 from sok_lite.backend.base import LaunchArgs, as_words
 from sok_lite.backend.gpu_binaries import Nvrtc
 from sok_lite.backend.launches import Launch
-from sok_lite.comm import CommunicatorError
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
@@ -128,80 +124,6 @@ def need_nvrtc():
     except Exception as error:  # CuPy raises RuntimeError or OSError by the way it was installed
         pytest.skip(f"NVRTC cannot be loaded: {error}")
     return nvrtc
-
-
-class Stop(BaseException):
-    """Stands for KeyboardInterrupt: pytest would take a real one for its own."""
-
-
-def raise_at_line(number, function):
-    """Calls function; raises Stop at the number-th line of it that belongs to sok_lite.comm.
-
-    Returns whether it was raised.
-    """
-    lines = itertools.count()
-
-    def trace(frame, event, _):
-        name = frame.f_code.co_filename
-        if "sok_lite/comm/" not in name:
-            return None
-        # A `with` is traced once more before it lets go, where Python handles no signal.
-        is_with = linecache.getline(name, frame.f_lineno).lstrip().startswith("with ")
-        if event == "line" and not is_with and next(lines) == number:
-            raise Stop
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    except Stop:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
-def check_interrupts_at_lines(run, stride):
-    """Interrupts a collective of rank 1 of three, in turn at every `stride`-th line of it.
-
-    After that all ranks make other calls; they succeed on every rank or fail on every rank.
-
-    Args:
-      run: runs program(comm) on three ranks; returns what it gives on each.
-    """
-    outcomes = set()
-
-    def program(comm, number):
-        rows = np.full((3, 2), 10.0 + comm.rank)
-
-        def collective():
-            return comm.alltoallv(rows, [1, 1, 1])
-
-        was_raised = False
-        try:
-            if comm.rank == 1:
-                was_raised = raise_at_line(number, collective)
-            else:
-                assert collective().rows[:, 0].tolist() == [10.0, 11.0, 12.0]
-            assert comm.allreduce(comm.rank + 1).tolist() == 6
-        except CommunicatorError as error:
-            with pytest.raises(CommunicatorError):  # it stays refused
-                comm.barrier()
-            return was_raised, str(error)
-        return was_raised, None
-
-    for number in range(0, 1000, stride):
-        ends = run(lambda comm, number=number: program(comm, number))
-        failed = [error is not None for _, error in ends]
-        assert all(failed) or not any(failed), ends
-        if all(failed):
-            assert all("ank 1" in error for _, error in ends), ends
-        outcomes.add(failed[0])
-        if not ends[1][0]:
-            break
-    assert number > 100
-    assert outcomes == {True, False}  # before and after the rows travelled; in the middle
 
 
 def initial_values(initializer, backend, keys, dim, table_seed):

@@ -76,39 +76,10 @@ class Made:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-_STATES = {
-    "sgd": (),
-    "momentum": ("momentum",),
-    "adagrad": ("accumulator",),
-    "rowwiseadagrad": ("accumulator",),
-    "adam": ("m", "v", "vhat"),
-    "rectifiedadam": ("m", "v", "vhat"),
-    "rmsprop": ("rms", "mean_grad", "momentum"),
-    "ftrl": ("accumulator", "linear"),
-    "adamax": ("m", "v"),
-    "adadelta": ("accumulator", "delta_accumulator"),
-    "nadam": ("m", "v"),
-    "lion": ("m",),
-    "proximalsgd": (),
-    "proximaladagrad": ("accumulator",),
-    "adagradda": ("gradient_accumulator", "gradient_squared_accumulator"),
-    "schedulefreeadamw": ("ahead", "v"),
-    "groupadam": ("m", "v", "linear"),
-    "groupamsgrad": ("m", "v", "vhat", "linear"),
-    "grouplamb": ("m", "v", "linear"),
-    "groupmomentum": ("momentum", "linear"),
-    "sparsegroupftrl": ("accumulator", "linear"),
-}
-
-
 class Twin:
     """Rows and states in float64 that take the steps of a case, a few rows in each.
 
-    Attributes:
-      rows: (n, dim) float64.
-      states: by name, (n, dim) float64, or (n, 1) of what a row has once; some cases
-        have no use for all of them.
-      num_steps: that were taken.
+    States are (n, dim), or (n, 1) of what a row has once; some cases have no use for all of them.
     """
 
     def __init__(self, case: Case, rows: np.ndarray) -> None:
@@ -116,7 +87,7 @@ class Twin:
         self._case = case
         self._update = getattr(reference_updates, case.twin)
         self.states = {
-            name: np.full_like(self.rows, self._initial(name)) for name in _STATES[case.twin]
+            name: np.full_like(self.rows, self._initial(name)) for name in self._update.states
         }
         if case.twin == "rowwiseadagrad":
             self.states["accumulator"] = self.states["accumulator"][:, :1]
@@ -132,12 +103,7 @@ class Twin:
         return 0.0
 
     def step(self, touched: np.ndarray, grads: np.ndarray) -> None:
-        """Takes a step of some rows; the others stay, states included.
-
-        Args:
-          touched: (k,) distinct numbers of rows.
-          grads: (k, dim).
-        """
+        """Takes a step of some distinct rows; the others stay, states included."""
         self.num_steps += 1
         hyper = dict(self._case.hyper)
         if self._case.twin == "adagradda":

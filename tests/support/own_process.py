@@ -14,10 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_program(program, *args, timeout=400, cwd=ROOT, **environment):
     """Runs a program, which must end without an error, and returns the text that it printed.
 
-    Args:
-      timeout: seconds after which it is killed.
-      cwd: the folder that it runs in.
-      environment: variables that it has beside those of this process.
+    Beside the variables of this process it has those of `environment`.
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *map(str, args)],
@@ -37,15 +34,11 @@ def run_limited(program, *args, **options):
 
 
 def run_with_tensorflow(program, folder, timeout=400, **environment):
-    """Runs a program that needs no TensorFlow of its own; returns what it printed.
+    """Runs a program that needs no TensorFlow of its own, in an empty folder; returns what it
+    printed.
 
     Its process is forked from one that has imported TensorFlow, which takes 5 seconds, and nothing
     else.
-
-    Args:
-      folder: the empty folder that it runs in.
-      timeout: seconds after which it is killed.
-      environment: variables that it has beside those of this process.
     """
     (folder / "program.py").write_text(textwrap.dedent(program))
     start = multiprocessing.get_context("forkserver")

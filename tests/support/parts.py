@@ -11,16 +11,8 @@ from sok_lite.engine.pooling import normalise_combiner
 
 
 class Part(NamedTuple):
-    """One table's part of a call.
-
-    Attributes:
-      table: the table of this rank.
-      keys: (n,) integers.
-      row_splits: (batch + 1,) int64, where each row of the batch begins and ends.
-      weights: (n,) float32; None: all 1.
-      combiner: any spelling of "sum", "mean" or "sqrtn".
-      insert, missing, filter_ratio: of the `lookup` of a table that grows.
-    """
+    """One table's part of a call: keys (n,), splits (batch + 1,) int64, weights (n,) float32 or
+    None, and what `lookup` of a table takes."""
 
     table: object
     keys: object

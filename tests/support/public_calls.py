@@ -234,22 +234,5 @@ class Calls:
         return table.export()
 
 
-IN_GRAPHS = [
-    "lookup_sparse",
-    "static_lookup",
-    "penalty",
-    "embedding_lookup",
-    "sparse_read_and_evict",
-    "apply_gradients",
-    "clipped_step",
-    "sgd_step",
-    "writes",
-    "exports",
-    "questions",
-    "removals",
-    "checkpoints",
-    "by_tfras_names",
-    "by_tfplus_names",
-    "collectives",
-]
 EAGER_ONLY = ["statistics", "words", "epoch", "chunks", "table"]
+IN_GRAPHS = [each for each in vars(Calls) if each[0] != "_" and each not in ("ids", *EAGER_ONLY)]

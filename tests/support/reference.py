@@ -66,14 +66,8 @@ class DictTable:
 
 
 class ScoredTable(DictTable):
-    """A DictTable whose keys have scores. What was evicted or refused it is told by the test.
-
-    Attributes:
-      strategy: as of a "hybrid" table.
-      now: number of the last lookup.
-      epoch: the current one.
-      scores: key -> Python int.
-    """
+    """A DictTable whose keys have scores. What was evicted or refused it is told by the test. `now`
+    is the number of the last lookup."""
 
     def __init__(self, dim, first_row, strategy, dtype=np.float32):
         super().__init__(dim, first_row, dtype)

@@ -104,12 +104,7 @@ def writing(variable, name):
 
 
 class Route:
-    """Tables, and the calls that they have.
-
-    Args:
-      is_native: whether native code may use the tables.
-      make: makes the tables.
-    """
+    """Tables, and the calls that they have; `is_native` says whether native code may use them."""
 
     def __init__(self, is_native, make):
         self.is_native, self.variables = is_native, make()

@@ -30,13 +30,8 @@ def shrinking():
 
 
 class Trained:
-    """A KvVariable "kv" and a dense one, trained by one step operation.
-
-    Args:
-      parts: number of partitions; None: no PartitionedKvVariable.
-      optimizer: makes the optimizer; None: nothing is trained.
-      arguments: of `get_kv_variable`.
-    """
+    """A KvVariable "kv" and a dense one, trained by one step operation. Without `parts` it is no
+    PartitionedKvVariable; without an optimizer nothing is trained."""
 
     def __init__(self, parts=None, optimizer=adam, name="kv", dim=DIM, **arguments):
         self.graph = tf.Graph()
@@ -111,12 +106,8 @@ def of(tensors, ending):
 
 
 class Saved:
-    """A variable that was saved in full, has changed, and was saved as a delta, twice.
-
-    Attributes:
-      full, delta, later: paths.
-      known: what the variable knew at each of the three.
-    """
+    """A variable that was saved in full, has changed, and was saved as a delta, twice; `known` is
+    what it knew at each of the three."""
 
     def __init__(self, folder, parts=2, optimizer=adam, **arguments):
         self.graph = Trained(parts, optimizer, **arguments)

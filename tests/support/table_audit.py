@@ -1,7 +1,7 @@
 """What must be true of a table's insides between any two calls, whatever went wrong before.
 
 `audit(table)` raises AssertionError with what is wrong. It changes nothing but the counters of keys
-found. What it has to know of private names is in the few functions at the top.
+found.
 """
 
 import ctypes
@@ -26,14 +26,64 @@ from sok_lite.engine.table.record import COUNTERS, INSERTS, READS
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
 
-# -------------------------------------------------------------------- private names, and no others
+
+def audit(table):
+    """Raises AssertionError if anything inside of a table contradicts anything else."""
+    audit_insides(table)
+    assert_lock_is_free(table)
 
 
-class Tiers(NamedTuple):
-    """What a store of two tiers knows of its rows: counts (m,) uint8, keys (m,) int64."""
+def audit_insides(table):
+    """Does what `audit` does but for the lock: a forked child has no other thread."""
+    # What an interrupted call has left to do is done before the next one begins.
+    with_lock(table, lambda: None)
+    with table.lock:
+        held = _entries(table.index, "the index")
+        # First: a search in an index without free slots may not end.
+        _audit_slots(table.index, held, "the index")
+        _audit_rows(table, held)
+        _audit_columns(table.store)
+        _audit_record(table)
+        _audit_last_gradient(table)
+        _audit_free_states(table)
+        _audit_tiers(table, held)
+        _audit_seen(table, held)
+        _audit_log(table)
+        _audit_clock(table)
+        assert not table.refused[0], f"between calls the table keeps refused keys, {table.refused}"
 
-    counts: np.ndarray
-    keys: np.ndarray
+
+def assert_lock_is_free(table):
+    """Raises AssertionError unless another thread gets the table's lock at once."""
+
+    def take():
+        is_free = table.lock.acquire(blocking=False)
+        if is_free:
+            table.lock.release()
+        return is_free
+
+    is_free = _ANOTHER.submit(take).result()
+    assert is_free, "the table's lock is held, and no call is under way"
+
+
+def some(things):
+    """The first few of some things, and how many more there are."""
+    things = list(things)
+    text = ", ".join(str(thing) for thing in things[:5])
+    return f"{text} and {len(things) - 5} more" if len(things) > 5 else text
+
+
+def _none(things, what):
+    """Raises AssertionError if there are any of the things that there must not be."""
+    assert not len(things), f"{what}: {some(things)}"
+
+
+def _repeated(numbers):
+    distinct, counts = np.unique(numbers, return_counts=True)
+    return distinct[counts > 1]
+
+
+# -------------------------------------------------------------------- an index
 
 
 class Marks(NamedTuple):
@@ -44,42 +94,68 @@ class Marks(NamedTuple):
     counted: int | None
 
 
-def free_rows(table):
-    """The free rows in the order of their lists, near and far."""
-    store, host = table.store, table.backend.to_host
-    numbers = store.allocator
-    return host(numbers.free_near).tolist(), host(numbers.free_far).tolist()
-
-
-def returned_rows(table):
-    """The free rows whose memory went back to the system; they are in none of the lists."""
-    return [row for rows in table.store.allocator.returned for row in rows]
-
-
-def tiers_of(table):
-    """None where all rows are near."""
-    if table.store.near_rows is None or not hasattr(table, "tiers"):
-        return None
-    host = table.backend.to_host
-    return Tiers(host(table.tiers._counts), host(table.tiers._keys))
-
-
 def marks_of(index):
-    segments = [index.backend.to_host(part.slots)[:, 0] for part in index.directory.segments]
-    keys = np.concatenate(segments)
+    keys = _joined(index, lambda part: part.slots)[:, 0]
     empty = int((keys == index.key_dtype.empty_key).sum())
     reclaimed = int((keys == index.key_dtype.reclaim_key).sum())
     counted = None
     if isinstance(index, DetIndex):
         num_reused, _, num_erased = index.backend.to_host(index._counts).tolist()
         counted = num_erased - num_reused
-        assert index.record.num_erased - index._num_reused >= counted, (
-            "too few slots count as erased"
-        )
+        told = index.record.num_erased - index._num_reused
+        assert told >= counted, "too few slots count as erased"
     return Marks(empty, reclaimed, counted)
 
 
-def audit_segments(index):
+def overflows_of(index):
+    """The bytes of all lines of a "hybrid" index, in the order of the lines."""
+    return _joined(index, lambda part: part.overflows)
+
+
+def digests_of(index):
+    """The digests of all slots of a "hybrid" index."""
+    return _joined(index, lambda part: part.digests)
+
+
+def _joined(index, of):
+    return np.concatenate([index.backend.to_host(of(part)) for part in index.directory.segments])
+
+
+def found_in(index, keys):
+    """The row numbers (n,) of keys (n,) int64 by a search; it counts and refreshes nothing."""
+    return index.backend.to_host(index.find(index.backend.from_host(keys)).rows)
+
+
+def _entries(index, what):
+    """The entries on the host: keys, rows, stamps, slots."""
+    held = index.entries()
+    held = type(held)(*(index.backend.to_host(part) for part in held))
+    _none(_repeated(held.keys), f"{what} has keys in two slots each")
+    assert index.size == held.keys.size, f"{what} counts {index.size} keys of {held.keys.size}"
+    return held
+
+
+def _audit_slots(index, held, what):
+    capacity = index.num_slots - 2
+    _audit_segments(index)
+    marks = marks_of(index)
+    in_slots = int((held.slots < capacity).sum())
+    assert marks.empty + marks.reclaimed + in_slots == capacity, f"{what}: {in_slots}, {marks}"
+    if hasattr(index, "max_capacity"):
+        count = index.capacity
+        assert count > 0 and count & (count - 1) == 0, f"{what} has a capacity of {count}"
+        assert capacity <= index.max_capacity, f"{what} has {capacity} of {index.max_capacity}"
+    else:
+        assert marks.counted in (None, marks.reclaimed), f"erased slots of {what}: {marks}"
+        # Open addressing ends a search at an empty slot.
+        used = in_slots + marks.reclaimed
+        assert used <= 0.9 * capacity, f"{used} of {capacity} slots of {what} are in use"
+    _audit_overflows(index, held)
+    lost = held.keys[found_in(index, held.keys) != held.rows]
+    _none(lost, f"a search of {what} does not find keys in their slots")
+
+
+def _audit_segments(index):
     """Raises AssertionError if the segments of an index are not what its directory says."""
     directory, side = index.directory, index.side
     shapes = directory.shapes
@@ -105,36 +181,55 @@ def audit_segments(index):
 
 
 def _audit_index_record(index, args):
-    address = index.backend.address
-    expected = [address(args[0]), args[1], address(args[2]), *args[3:]]
+    address, record = index.backend.address, index.record
     strategy = getattr(index, "strategy", None)
-    expected.append(0 if strategy is None else STRATEGIES.index(strategy))
-    _audit_words(f"the index of {index.name}", index.record, expected)
-    record = index.record
+    number = 0 if strategy is None else STRATEGIES.index(strategy)
+    expected = [address(args[0]), args[1], address(args[2]), *args[3:], number]
+    _audit_words(f"the index of {index.name}", record, expected)
+    most, num_slots = record.most_keys, index.directory.num_slots
     if isinstance(index, DetIndex):
         assert record.counts == address(index._counts), "native code counts elsewhere"
-        most, least_slots = record.most_keys, index.least_slots
-        index.least_slots = 0  # of those the index may have fewer
+        least_slots, index.least_slots = index.least_slots, 0  # of those it may have fewer
         assert index._is_too_small(most + 1) and (not most or not index._is_too_small(most))
         index.least_slots = least_slots
-    else:
-        assert record.counts == 0 and record.most_keys >= 0
-        if record.most_keys:
-            _audit_most_keys(index)
+        return
+    assert record.counts == 0 and most >= 0
+    if most:  # or native code would put too many keys into it
+        assert most <= min(num_slots, index.max_load_factor * index.capacity)
+        assert num_slots >= index.capacity and index.directory.effective_slots >= index.capacity
+        assert index._slots_for(most, index.capacity) <= num_slots, "it would have to grow"
+        may_evict = index.is_at_max_capacity and not index.is_sparse(most - index.size)
+        assert not may_evict, "it may have to evict"
 
 
-def _audit_most_keys(index):
-    """Raises AssertionError if native code would put too many keys into a "hybrid" index."""
-    most, num_slots = index.record.most_keys, index.directory.num_slots
-    assert most <= min(num_slots, index.max_load_factor * index.capacity)
-    assert num_slots >= index.capacity and index.directory.effective_slots >= index.capacity
-    assert index._slots_for(most, index.capacity) <= num_slots, "it would have to grow"
-    assert not index.is_at_max_capacity or index.is_sparse(most - index.size), (
-        "it may have to evict"
-    )
+def _audit_words(what, record, expected):
+    """Raises AssertionError unless a record begins with these words."""
+    words = {name: getattr(record, name) for name, _ in record._fields_}
+    wanted = dict(zip(words, expected, strict=False))
+    wrong = {name: (words[name], word) for name, word in wanted.items() if words[name] != word}
+    assert not wrong, f"the record of {what} is not what it is, which comes second: {wrong}"
 
 
-def audit_record(table):
+def _audit_overflows(index, held):
+    """Raises AssertionError if a search would give up before it comes to a key's slot, or pass by
+    its line."""
+    if not index.bucket:
+        return
+    in_slots = held.slots < index.num_slots - 2
+    keys, slots = held.keys[in_slots], held.slots[in_slots]
+    homes = index.homes_of(index.backend.from_host(keys))
+    first, _, line = (index.backend.to_host(part) for part in homes)
+    first_line = (first + line) // LINE
+    is_hidden = (slots // LINE != first_line) & (overflows_of(index)[first_line] == 0)
+    _none(keys[is_hidden], "lines do not say that keys are elsewhere")
+    is_wrong = digests_of(index)[slots] != hash_keys(keys, index.seed) >> np.uint64(56)
+    _none(keys[is_wrong], "slots have digests of other keys")
+
+
+# -------------------------------------------------------------------- what native code sees
+
+
+def _audit_record(table):
     """Raises AssertionError if native code would see another table."""
     record, store = table.record, table.store
     assert record.index == addressof(table.index.record), "native code sees another index"
@@ -204,47 +299,95 @@ def _audit_last_gradient(table):
     assert (rows == found)[has_row].all(), "the last gradient has rows that are not the keys'"
 
 
-def _audit_words(what, record, expected):
-    """Raises AssertionError unless a record begins with these words."""
-    words = {name: getattr(record, name) for name, _ in record._fields_}
-    wanted = dict(zip(words, expected, strict=False))
-    wrong = {name: (words[name], word) for name, word in wanted.items() if words[name] != word}
-    assert not wrong, f"the record of {what} is not what it is, which comes second: {wrong}"
+# -------------------------------------------------------------------- rows
 
 
-def overflows_of(index):
-    """The bytes of all lines of a "hybrid" index, in the order of the lines."""
-    return np.concatenate(
-        [index.backend.to_host(part.overflows) for part in index.directory.segments]
-    )
+def free_rows(table):
+    """The free rows in the order of their lists, near and far."""
+    numbers, host = table.store.allocator, table.backend.to_host
+    return host(numbers.free_near).tolist(), host(numbers.free_far).tolist()
 
 
-def digests_of(index):
-    """The digests of all slots of a "hybrid" index."""
-    return np.concatenate(
-        [index.backend.to_host(part.digests) for part in index.directory.segments]
-    )
+def returned_rows(table):
+    """The free rows whose memory went back to the system; they are in none of the lists."""
+    return [row for rows in table.store.allocator.returned for row in rows]
 
 
-def audit_overflows(index, held):
-    """Raises AssertionError if a search would give up before it comes to a key's slot, or pass by
-    its line."""
-    if not index.bucket:
+def _audit_rows(table, held):
+    rows, keys, num_rows = held.rows, held.keys, table.store.num_rows
+    _none(keys[rows == np.uint32(NO_ROW)], "keys in the index have no row")
+    _none(keys[rows >= num_rows], f"keys have rows beyond {num_rows}")
+    _none(keys[np.isin(rows, _repeated(rows))], "keys share rows")
+    near, far = (np.array(part, np.int64) for part in free_rows(table))
+    free = np.concatenate([near, far, np.array(returned_rows(table), np.int64)])
+    _none(_repeated(free), "rows are free twice")
+    # None repeats, as was seen. NumPy's `unique` takes 80 times as long as to sort them.
+    _none(np.intersect1d(free, rows, assume_unique=True), "rows are free and held")
+    _none(free[free >= num_rows], f"rows beyond {num_rows} are free")
+    lost = np.setdiff1d(np.arange(num_rows), np.concatenate([free, rows]), assume_unique=True)
+    _none(lost, "rows are neither held nor free")
+    first_far = num_rows if table.store.near_rows is None else table.store.near_rows
+    _none(near[near >= first_far], "far rows are in the list of free near ones")
+    _none(far[far < first_far], "near rows are in the list of free far ones")
+
+
+def _audit_columns(store):
+    chunks, shift = store.chunks, store.chunk_shift
+    assert store.num_rows <= chunks.total << shift, f"{store.num_rows} rows of {chunks} chunks"
+    for name in ("value", *store.state_names):
+        column = store.column(name)
+        assert column.num_chunks == chunks.total, f"{name!r} has {column.num_chunks} of {chunks}"
+        pointers = store.backend.to_host(column.pointers)[: chunks.total]
+        assert (pointers != 0).all(), f"a chunk of column {name!r} is nowhere"
+        _none(_repeated(pointers), f"chunks of column {name!r} are one")
+    lengths = _far_file(store)
+    if lengths is None:
         return
-    in_slots = held.slots < index.num_slots - 2
-    keys, slots = held.keys[in_slots], held.slots[in_slots]
-    homes = index.homes_of(index.backend.from_host(keys))
-    first, _, line = (index.backend.to_host(part) for part in homes)
-    first_line = (first + line) // LINE
-    is_hidden = (slots // LINE != first_line) & (overflows_of(index)[first_line] == 0)
-    assert not is_hidden.any(), f"lines do not say that keys are elsewhere: {some(keys[is_hidden])}"
-    is_wrong = digests_of(index)[slots] != hash_keys(keys, index.seed) >> np.uint64(56)
-    assert not is_wrong.any(), f"slots have digests of other keys: {some(keys[is_wrong])}"
+    page, most = os.sysconf("SC_PAGE_SIZE"), 0
+    for name in ("value", *store.state_names):
+        column = store.column(name)
+        ends = np.cumsum([part.nbytes for part in column._memory], dtype=np.int64)
+        is_far = ends > chunks.near * (column.row_bytes << shift)
+        sizes = np.diff(ends, prepend=0)[is_far]
+        most += int((-(-sizes // page) * page).sum())
+    assert lengths[0] == lengths[1] <= most, f"the far file has {lengths} bytes, columns {most}"
 
 
-def found_in(index, keys):
-    """The row numbers (n,) of keys (n,) int64 by a search; it counts and refreshes nothing."""
-    return index.backend.to_host(index.find(index.backend.from_host(keys)).rows)
+def _far_file(store):
+    """(length it takes itself for, length on the disk); None without a file."""
+    file = store._far_file
+    return None if file is None else (file.num_bytes, os.fstat(file._fd).st_size)
+
+
+def _audit_free_states(table):
+    """Of free rows, and of those without memory, which have zeros."""
+    near, far = free_rows(table)
+    for numbers, is_returned in ((near + far, False), (returned_rows(table), True)):
+        rows = table.backend.from_host(np.array(numbers, np.uint32))
+        for name in table.store.state_names:
+            initial = np.float32(table.store.column(name).initial)
+            if is_returned and initial != 0:
+                continue
+            state = table.backend.to_host(table.store.read(rows, name))
+            worn = np.array(numbers)[(state != initial).any(axis=1)] if numbers else []
+            _none(worn, f"free rows keep a state {name!r} of their last key")
+
+
+def _audit_tiers(table, held):
+    if table.store.near_rows is None or not hasattr(table, "tiers"):
+        return
+    counts, keys = (table.backend.to_host(x) for x in (table.tiers._counts, table.tiers._keys))
+    assert counts.size == keys.size, f"the tiers have {counts.size} counts and {keys.size} keys"
+    if held.rows.size:
+        assert held.rows.max() < counts.size, "the tiers do not know a row that is held"
+    is_hot = counts != _NOT_HELD
+    _none(held.keys[~is_hot[held.rows]], "the tiers take rows for free that keys hold")
+    _none(held.keys[keys[held.rows] != held.keys], "the tiers name other keys for the rows of")
+    counted = np.setdiff1d(np.flatnonzero(is_hot), held.rows, assume_unique=True)
+    _none(counted, "the tiers take rows for held that are free")
+
+
+# -------------------------------------------------------------------- what was seen, and when
 
 
 def pending_index(table):
@@ -252,46 +395,49 @@ def pending_index(table):
     return getattr(table, "pending", None)
 
 
-def log_index(table):
-    """The index of keys that were removed; None where there is no log."""
-    return table.removals
+def _audit_seen(table, held):
+    now = table.num_lookups
+    _none(held.keys[held.last_seen > now], f"keys were seen after lookup {now}")
+    if getattr(table.index, "strategy", "kLru") in ("kLru", "kEpochLru"):
+        late = (held.scores & np.uint64(0xFFFFFFFF)) > now
+        _none(held.keys[late], f"keys have scores above {now}")
+    pending = pending_index(table)
+    if pending is not None:
+        seen = _entries(pending, "the index of pending counts")
+        _audit_slots(pending, seen, "the index of pending counts")
+        assert (seen.rows > 0).all(), "keys were seen 0 times"
+        _none(seen.keys[seen.last_seen > now], f"keys without a row were seen after {now}")
+        _none(np.intersect1d(seen.keys, held.keys), "keys have a row and are still counted")
 
 
-def clock_spans(table):
-    """Numbers of the first lookups of the clock's spans, their times, and the times of the last."""
+def _audit_log(table):
+    index, now = table.removals, table.num_lookups
+    if index is not None:
+        logged = _entries(index, "the log of removals")
+        _audit_slots(index, logged, "the log of removals")
+        assert index.since <= now, f"the log begins with lookup {index.since} of {now}"
+        is_wrong = (logged.last_seen > now) | (logged.last_seen < index.since)
+        _none(logged.keys[is_wrong], f"keys were removed after {now}, or before {index.since}")
+
+
+def _audit_clock(table):
     clock = table.clock
     for where, array in zip((clock.numbers, clock.times, clock.ends), clock._room, strict=True):
         assert where == array.ctypes.data, "native code sees other spans"
         assert array.shape == (clock.max_spans,), f"there is no room for {clock.max_spans} spans"
         assert array.itemsize == 8 and array.flags.c_contiguous
     assert 0 <= clock.num_spans <= clock.max_spans
-    return clock.spans
-
-
-def call_under_way(table):
-    """What a table keeps of a call while it runs; None between calls."""
-    if table.refused[0]:
-        return f"refused keys to report, {table.refused[0]}"
-    return None
-
-
-def chunks_of(store):
-    """Chunks of a column, by tier."""
-    return store.chunks
-
-
-def far_slabs(store, name):
-    """Bytes of each far slab of a column; the near ones come before."""
-    column = store.column(name)
-    ends = np.cumsum([part.nbytes for part in column._memory], dtype=np.int64)
-    near = chunks_of(store).near * (column.row_bytes << store.chunk_shift)
-    return [part.nbytes for part, end in zip(column._memory, ends, strict=True) if end > near]
-
-
-def far_file_of(store):
-    """(length it takes itself for, length on the disk); None without a file."""
-    file = store._far_file
-    return None if file is None else (file.num_bytes, os.fstat(file._fd).st_size)
+    # Numbers of the first lookups, their times, and the times of the last.
+    numbers, times, ends = clock.spans
+    assert len(numbers) == len(times) == len(ends), f"the clock's spans: {clock.spans}"
+    assert numbers == sorted(numbers), f"the clock runs backwards: {some(numbers)}"
+    for one, other in pairwise([at for span in zip(times, ends, strict=True) for at in span]):
+        assert one <= other, f"the clock runs backwards, from {one} to {other}"
+    if times:
+        assert ends[-1] == clock.last_time, "the last lookup was not in the last span"
+    # What is restored, or halved, may begin one lookup ahead.
+    now = table.num_lookups
+    assert max(numbers, default=0) <= now + 1, f"the last span of {numbers} is after lookup {now}"
 
 
 def memory_of(table):
@@ -299,233 +445,9 @@ def memory_of(table):
     takes the same way through the next operation."""
     store, known = table.store, table.row_cache.read()
     columns = [(name, store.column(name).num_chunks) for name in store.columns]
-    indexes = [each for each in (table.index, pending_index(table), log_index(table)) if each]
+    indexes = [each for each in (table.index, pending_index(table), table.removals) if each]
     return (
-        *(free_rows(table), returned_rows(table), chunks_of(store), far_file_of(store), columns),
+        *(free_rows(table), returned_rows(table), store.chunks, _far_file(store), columns),
         *(store.num_rows, table.record.gradient.room, known.size, known.is_complete),
         [(each.seed, each.directory.shapes) for each in indexes],
     )
-
-
-# -------------------------------------------------------------------- the audit
-
-
-def audit(table):
-    """Raises AssertionError if anything inside of a table contradicts anything else."""
-    audit_insides(table)
-    assert_lock_is_free(table)
-
-
-def audit_insides(table):
-    """Does what `audit` does but for the lock: a forked child has no other thread."""
-    # What an interrupted call has left to do is done before the next one begins.
-    with_lock(table, lambda: None)
-    with table.lock:
-        held = _entries(table.index, "the index")
-        # First: a search in an index without free slots may not end.
-        _audit_slots(table.index, held, "the index")
-        _audit_rows(table, held)
-        _audit_columns(table.store)
-        audit_record(table)
-        _audit_last_gradient(table)
-        _audit_free_states(table)
-        _audit_tiers(table, held)
-        _audit_seen(table, held)
-        _audit_log(table)
-        _audit_clock(table)
-        rest = call_under_way(table)
-        assert rest is None, f"between calls the table keeps {rest}"
-
-
-def assert_lock_is_free(table):
-    """Raises AssertionError unless another thread gets the table's lock at once."""
-
-    def take():
-        is_free = table.lock.acquire(blocking=False)
-        if is_free:
-            table.lock.release()
-        return is_free
-
-    is_free = _ANOTHER.submit(take).result()
-    assert is_free, "the table's lock is held, and no call is under way"
-
-
-def _entries(index, what):
-    """The entries on the host: keys, rows, stamps, slots."""
-    held = index.entries()
-    held = type(held)(*(index.backend.to_host(part) for part in held))
-    twice = _repeated(held.keys)
-    assert not twice.size, f"{what} has keys in two slots each: {some(twice)}"
-    assert index.size == held.keys.size, (
-        f"{what} has {held.keys.size} keys and takes itself to have {index.size}"
-    )
-    return held
-
-
-def _audit_slots(index, held, what):
-    capacity = index.num_slots - 2
-    audit_segments(index)
-    marks = marks_of(index)
-    in_slots = int((held.slots < capacity).sum())
-    assert marks.empty + marks.reclaimed + in_slots == capacity, (
-        f"of {capacity} slots of {what} {marks.empty} are empty, {marks.reclaimed} were erased and "
-        f"{in_slots} hold a key"
-    )
-    if hasattr(index, "max_capacity"):
-        count = index.capacity
-        assert count > 0 and count & (count - 1) == 0, f"{what} has a capacity of {count}"
-        assert capacity <= index.max_capacity, f"{what} has {capacity} of {index.max_capacity}"
-    else:
-        if marks.counted is not None:
-            assert marks.counted == marks.reclaimed, (
-                f"{what} takes itself to have {marks.counted} erased slots: {marks.reclaimed}"
-            )
-        # Open addressing ends a search at an empty slot.
-        used = in_slots + marks.reclaimed
-        assert used <= 0.9 * capacity, f"{used} of {capacity} slots of {what} are in use"
-    audit_overflows(index, held)
-    found = found_in(index, held.keys)
-    lost = held.keys[found != held.rows]
-    assert not lost.size, f"a search of {what} does not find keys in their slots: {some(lost)}"
-
-
-def _audit_rows(table, held):
-    rows, keys, num_rows = held.rows, held.keys, table.store.num_rows
-    absent = keys[rows == np.uint32(NO_ROW)]
-    assert not absent.size, f"keys in the index have no row: {some(absent)}"
-    beyond = keys[rows >= num_rows]
-    assert not beyond.size, f"keys have rows beyond {num_rows}: {some(beyond)}"
-    shared = _repeated(rows)
-    assert not shared.size, (
-        f"keys share rows: {some((int(row), keys[rows == row].tolist()) for row in shared[:6])}"
-    )
-    near, far = (np.array(part, np.int64) for part in free_rows(table))
-    free = np.concatenate([near, far, np.array(returned_rows(table), np.int64)])
-    twice = _repeated(free)
-    assert not twice.size, f"rows are free twice: {some(twice)}"
-    # None repeats, as was seen. NumPy's `unique` takes 80 times as long as to sort them.
-    both = np.intersect1d(free, rows, assume_unique=True)
-    assert not both.size, f"rows are free and held: {some(both)}"
-    strange = free[free >= num_rows]
-    assert not strange.size, f"rows beyond {num_rows} are free: {some(strange)}"
-    lost = np.setdiff1d(np.arange(num_rows), np.concatenate([free, rows]), assume_unique=True)
-    assert not lost.size, f"{lost.size} rows are neither held nor free: {some(lost)}"
-    first_far = num_rows if table.store.near_rows is None else table.store.near_rows
-    assert (near < first_far).all(), "a far row is in the list of free near ones"
-    assert (far >= first_far).all(), "a near row is in the list of free far ones"
-
-
-def _audit_columns(store):
-    names = ["value", *store.state_names]
-    chunks = {name: store.column(name).num_chunks for name in names}
-    assert set(chunks.values()) == {chunks_of(store).total}, (
-        f"columns have other numbers of chunks than the store, {chunks_of(store).total}: {chunks}"
-    )
-    rows = chunks["value"] << store.chunk_shift
-    assert store.num_rows <= rows, f"{store.num_rows} rows were handed out of {rows}"
-    for name in names:
-        pointers = store.backend.to_host(store.column(name).pointers)[: chunks[name]]
-        assert (pointers != 0).all(), f"a chunk of column {name!r} is nowhere"
-        assert np.unique(pointers).size == pointers.size, f"chunks of column {name!r} are one"
-    lengths = far_file_of(store)
-    if lengths is not None:
-        assert lengths[0] == lengths[1], (
-            f"the far file is {lengths[1]} bytes long, not {lengths[0]}"
-        )
-        page = os.sysconf("SC_PAGE_SIZE")
-        most = sum(
-            -(-num_bytes // page) * page for name in names for num_bytes in far_slabs(store, name)
-        )
-        assert lengths[1] <= most, f"the far file is {lengths[1]} bytes long; columns use {most}"
-
-
-def _audit_free_states(table):
-    near, far = free_rows(table)
-    rows = table.backend.from_host(np.array(near + far, np.uint32))
-    for name in table.store.state_names:
-        state = table.backend.to_host(table.store.read(rows, name))
-        initial = np.float32(table.store.column(name).initial)
-        worn = np.array(near + far)[(state != initial).any(axis=1)] if rows.size else rows
-        assert not worn.size, f"free rows keep a state {name!r} of their last key: {some(worn)}"
-        if initial == 0:
-            returned = table.backend.from_host(np.array(returned_rows(table), np.uint32))
-            state = table.backend.to_host(table.store.read(returned, name))
-            assert not state.any(), f"rows without memory have a state {name!r}"
-
-
-def _audit_tiers(table, held):
-    tiers = tiers_of(table)
-    if tiers is None:
-        return
-    assert tiers.counts.size == tiers.keys.size, (
-        f"the tiers have {tiers.counts.size} counts and {tiers.keys.size} keys"
-    )
-    if held.rows.size:
-        assert held.rows.max() < tiers.counts.size, "the tiers do not know a row that is held"
-    cold = held.keys[tiers.counts[held.rows] == _NOT_HELD]
-    assert not cold.size, f"the tiers take rows for free that keys hold: {some(cold)}"
-    named = tiers.keys[held.rows]
-    at = np.flatnonzero(named != held.keys)
-    wrong = (f"row {held.rows[i]} is of {held.keys[i]}, not of {named[i]}" for i in at[:6])
-    assert not at.size, f"the tiers name other keys for {at.size} rows: {some(wrong)}"
-    hot = np.flatnonzero(tiers.counts != _NOT_HELD)
-    counted = np.setdiff1d(hot, held.rows, assume_unique=True)
-    assert not counted.size, f"the tiers take rows for held that are free: {some(counted)}"
-
-
-def _audit_seen(table, held):
-    now = table.num_lookups
-    future = held.keys[held.last_seen > now]
-    assert not future.size, f"keys were seen after lookup {now}: {some(future)}"
-    strategy = getattr(table.index, "strategy", "kLru")
-    if strategy in ("kLru", "kEpochLru"):
-        future = held.keys[(held.scores & np.uint64(0xFFFFFFFF)) > now]
-        assert not future.size, f"keys have scores above {now}: {some(future)}"
-    pending = pending_index(table)
-    if pending is not None:
-        seen = _entries(pending, "the index of pending counts")
-        _audit_slots(pending, seen, "the index of pending counts")
-        assert (seen.rows > 0).all(), "keys were seen 0 times"
-        assert (seen.last_seen <= now).all(), f"keys without a row were seen after lookup {now}"
-        both = np.intersect1d(seen.keys, held.keys)
-        assert not both.size, f"keys have a row and are still counted: {some(both)}"
-
-
-def _audit_log(table):
-    index, now = log_index(table), table.num_lookups
-    if index is not None:
-        logged = _entries(index, "the log of removals")
-        _audit_slots(index, logged, "the log of removals")
-        since = table.removals.since
-        assert since <= now, f"the log begins with lookup {since} of {now}"
-        assert (logged.last_seen <= now).all(), f"keys were removed after lookup {now}"
-        assert (logged.last_seen >= since).all(), f"keys were removed before lookup {since}"
-
-
-def _audit_clock(table):
-    numbers, times, ends = clock_spans(table)
-    assert len(numbers) == len(times) == len(ends), (
-        f"the clock has {len(numbers)} numbers, {len(times)} beginnings and {len(ends)} ends"
-    )
-    assert numbers == sorted(numbers), f"the clock runs backwards: {some(numbers)}"
-    for one, other in pairwise([at for span in zip(times, ends, strict=True) for at in span]):
-        assert one <= other, f"the clock runs backwards, from {one} to {other}"
-    if times:
-        assert ends[-1] == table.clock.last_time, "the last lookup was not in the last span"
-    # What is restored, or halved, may begin one lookup ahead.
-    last = numbers[-1] if numbers else 0
-    assert last <= table.num_lookups + 1, (
-        f"the clock's last span begins at lookup {last} of {table.num_lookups}"
-    )
-
-
-def _repeated(numbers):
-    distinct, counts = np.unique(numbers, return_counts=True)
-    return distinct[counts > 1]
-
-
-def some(things):
-    """The first few of some things, and how many more there are."""
-    things = list(things)
-    text = ", ".join(str(thing) for thing in things[:5])
-    return f"{text} and {len(things) - 5} more" if len(things) > 5 else text

@@ -18,13 +18,8 @@ PARTS = ("function", "branch", "loop")
 
 
 def drawn(choose, length=4, depth=2):
-    """Returns a program.
-
-    Args:
-      choose: takes a number n above 0, gives one from 0 to n - 1.
-      length: statements of a block, at most.
-      depth: of functions, branches and loops within each other.
-    """
+    """Returns a program of blocks of so many statements, functions, branches and loops within each
+    other. `choose(n)` gives a number from 0 to n - 1."""
     return [_statement(choose, length, depth) for _ in range(1 + choose(length))]
 
 
@@ -46,12 +41,8 @@ def _statement(choose, length, depth):
 
 
 class Program:
-    """A drawn program on tables, as TensorFlow builds it.
-
-    Args:
-      block: the program.
-      rank, size: of this process. Each assigns and removes the keys that are its own.
-    """
+    """A drawn program on tables, as TensorFlow builds it. Each rank assigns and removes the keys
+    that are its own."""
 
     def __init__(self, block, rank=0, size=1):
         self._block, self._rank, self._size = block, rank, size
@@ -133,11 +124,8 @@ def _vector(tensor):
 
 
 class Oracle:
-    """What a program does to dicts of rows, and what it sees.
-
-    Args:
-      rank, size: of the process that sees it; all of them make the same lookups and updates.
-    """
+    """What a program does to dicts of rows, and what a rank sees: all make the same lookups and
+    updates."""
 
     def __init__(self, rank=0, size=1):
         self._rank, self._size = rank, size

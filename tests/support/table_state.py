@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.index_entries import entries_of
 from tests.support.reference import ScoredTable
-from tests.support.table_audit import log_index, pending_index, some
+from tests.support.table_audit import pending_index, some
 
 # What counts keys. `found` and `missed` say what was asked, the others go with what was done.
 _DONE = ("inserted", "evicted", "refused", "erased", "not_updated")
@@ -72,8 +72,8 @@ class State(NamedTuple):
                 parts = (host(part).tolist() for part in pending[:3])
                 pending = {key: place for key, *place in zip(*parts, strict=True)}
             removals = {}
-            if log_index(table) is not None:
-                logged = log_index(table).entries()
+            if table.removals is not None:
+                logged = table.removals.entries()
                 parts = (host(part).tolist() for part in (logged.keys, logged.last_seen))
                 removals = dict(zip(*parts, strict=True)) | {None: table.removals.since}
             return cls(
@@ -121,7 +121,8 @@ def aged(state, strategy):
 def what_is_wrong(case, strategy, now, before, after):
     """Returns why `now` is neither `before` nor `after`, or None; and which of them it is."""
     reasons = []
-    not_after = _not_after(case, now, after)
+    contents = ("rows", "seen", "pending", "removals", "counts", "now", "epoch")
+    not_after = _first_difference(now, after, *contents)
     if not_after is None:
         reason, side = stale_rows(now, before), "after"
     else:
@@ -138,25 +139,20 @@ def what_is_wrong(case, strategy, now, before, after):
     return reason, side
 
 
-def _not_after(case, now, after):
-    if now.rows != after.rows:
-        return _difference("rows", now.rows, after.rows)
-    for name in ("seen", "pending", "removals", "counts"):
-        if getattr(now, name) != getattr(after, name):
-            return _difference(name, getattr(now, name), getattr(after, name))
-    if (now.now, now.epoch) != (after.now, after.epoch):
-        return f"lookup {now.now}, epoch {now.epoch} and not {after.now}, {after.epoch}"
+def _first_difference(now, other, *names):
+    for name in names:
+        one, its = getattr(now, name), getattr(other, name)
+        if one != its:
+            is_dict = isinstance(one, dict)
+            return _difference(name, one, its) if is_dict else f"{name} {one} and not {its}"
     return None
 
 
 def _not_before(case, strategy, now, before, late, after):
     """Why it is not as before; the lookup of `late` may have counted, and seen what it found."""
-    if now.rows != before.rows:
-        return _difference("rows", now.rows, before.rows)
-    if now.removals != before.removals:
-        return _difference("removals", now.removals, before.removals)
-    if now.epoch != before.epoch:
-        return f"epoch {now.epoch} and not {before.epoch}"
+    reason = _first_difference(now, before, "rows", "removals", "epoch")
+    if reason is not None:
+        return reason
     for name, count in now.counts.items():
         allowed = {before.counts[name]}
         if name not in _DONE:
@@ -164,10 +160,7 @@ def _not_before(case, strategy, now, before, late, after):
         if count not in allowed:
             return f"{name} is {count} and not {before.counts[name]}"
     if now.now == before.now:
-        for name in ("seen", "pending"):
-            if getattr(now, name) != getattr(before, name):
-                return _difference(name, getattr(now, name), getattr(before, name))
-        return None
+        return _first_difference(now, before, "seen", "pending")
     if now.now != late.now:
         return f"lookup {now.now} and not {before.now} or {late.now}"
     for key, seen in now.seen.items():

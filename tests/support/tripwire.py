@@ -36,26 +36,7 @@ class Interrupt(BaseException):
     """What nobody expects."""
 
 
-class Tripwire:
-    """Raises an exception at a place of a call.
-
-    Args:
-      at: number of the place, from 1 on; 0: nowhere, places are counted.
-      error: the exception type.
-      opcodes: a place is an instruction and not a line.
-
-    Attributes:
-      count: places so far.
-      place: "file:line" where it was raised; None: nowhere.
-    """
-
-    def __init__(self, at=0, error=Interrupt, opcodes=False):
-        self.at, self.error = at, error
-        self.opcodes = opcodes
-        self.event = "opcode" if opcodes else "line"
-        self.count = 0
-        self.place = None
-
+class _Tracer:
     def run(self, work):
         """Calls work() and returns what it returns."""
         before = sys.gettrace()
@@ -66,6 +47,18 @@ class Tripwire:
         finally:
             sys.settrace(before)
             gc.enable()
+
+
+class Tripwire(_Tracer):
+    """Raises an exception at the `at`-th place of a call, a line or an instruction; at 0 places are
+    only counted. `place` is "file:line" where it was raised; None: nowhere."""
+
+    def __init__(self, at=0, error=Interrupt, opcodes=False):
+        self.at, self.error = at, error
+        self.opcodes = opcodes
+        self.event = "opcode" if opcodes else "line"
+        self.count = 0
+        self.place = None
 
     def _traces(self, code):
         name = code.co_filename
@@ -121,31 +114,12 @@ def _nowhere(code):
     return frozenset(found)
 
 
-class CtrlC:
-    """Presses Ctrl-C where a function of sok_lite begins that a call runs: there Python looks for
-    signals.
-
-    Args:
-      at: number of the function, from 1 on; 0: it is not pressed, functions are counted.
-
-    Attributes:
-      count: functions so far.
-      place: "file:line" where it was pressed; None: nowhere.
-    """
+class CtrlC(_Tracer):
+    """Presses Ctrl-C where the `at`-th function of sok_lite begins that a call runs: there Python
+    looks for signals. `place` is "file:line" where it was pressed; None: nowhere."""
 
     def __init__(self, at=0):
         self.at, self.count, self.place = at, 0, None
-
-    def run(self, work):
-        """Calls work() and returns what it returns."""
-        before = sys.gettrace()
-        gc.disable()  # the finalizers of other tables are none of this call
-        sys.settrace(self._enter)
-        try:
-            return work()
-        finally:
-            sys.settrace(before)
-            gc.enable()
 
     def is_its(self, raised, text):
         """Whether an exception is what comes of it."""
@@ -163,36 +137,25 @@ class CtrlC:
                 signal.raise_signal(signal.SIGINT)
 
 
-class AtEveryLine:
+class AtEveryLine(_Tracer):
     """Calls something at every line of sok_lite that this thread runs, as a signal handler may."""
 
     def __init__(self, work):
         self.work = work
         self.is_in_it = False
 
-    def __call__(self, frame, event, argument):
+    def _enter(self, frame, event, argument):
         if "sok_lite" in frame.f_code.co_filename and not self.is_in_it:
             self.is_in_it = True
             try:
                 self.work()
             finally:
                 self.is_in_it = False
-        return self
-
-    def run(self, operation):
-        sys.settrace(self)
-        try:
-            return operation()
-        finally:
-            sys.settrace(None)
+        return self._enter
 
 
 class Alarm:
-    """Presses Ctrl-C after some seconds, if a call is still running.
-
-    Attributes:
-      place: the seconds, where it was interrupted; None: it was not.
-    """
+    """Presses Ctrl-C after some seconds, if a call is still running; then they are its `place`."""
 
     def __init__(self, seconds):
         self.seconds, self.place, self._is_armed = seconds, None, False

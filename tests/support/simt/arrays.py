@@ -20,11 +20,7 @@ _LETTERS = "?bBhHiIlLqQefdFD"
 
 
 def checked_dtype(dtype: Any) -> np.dtype:
-    """Returns a dtype.
-
-    Raises:
-      ValueError: CuPy has no arrays of it.
-    """
+    """Returns a dtype; ValueError: CuPy has no arrays of it."""
     dtype = np.dtype(dtype)
     if dtype.char not in _LETTERS:
         raise ValueError(f"Unsupported dtype {dtype}")
@@ -238,15 +234,10 @@ def array(kind: "type[DeviceArray]", obj: Any, dtype: Any = None, copy: bool | N
 
 
 def launch(name: str, arrays: Sequence[DeviceArray], work: Callable[..., None]) -> None:
-    """Puts an operation on the stream.
+    """Puts an operation on the stream: the first array is written, the others are read.
 
-    Args:
-      arrays: the first is written, the others are read.
-      work: called with NumPy views of them. The stream holds these only: an array is freed, and its
-        memory is CuPy's pool's again, when the host drops it.
-
-    Raises:
-      ValueError: an array is on another device.
+    The stream holds NumPy views of them only: an array is freed, and its memory is CuPy's pool's
+    again, when the host drops it. An array on another device is refused.
     """
     for x in arrays:
         device.check_device(x.data.device_id)

@@ -59,12 +59,7 @@ def unavailable() -> str | None:
 def compile_source(source: str, options: Sequence[str] = ()) -> Path:
     """Compiles a source, unless that was done before, and returns the shared library.
 
-    Args:
-      source: CUDA C++ as NVRTC gets it.
-      options: as NVRTC gets them; -D and what `_KNOWN_OPTIONS` has.
-
-    Raises:
-      CompileError: g++ failed, an option is unknown, or shim.h lacks a PTX instruction.
+    Raises CompileError: g++ failed, an option is unknown, or shim.h lacks a PTX instruction.
     """
     unknown = [o for o in options if not o.startswith("-D") and o not in _KNOWN_OPTIONS]
     if unknown:

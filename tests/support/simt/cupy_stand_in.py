@@ -13,8 +13,7 @@ import numpy as np
 from tests.support.simt import arrays, device
 from tests.support.simt.arrays import launch
 from tests.support.simt.cuda import cuda, make_module
-from tests.support.simt.indexing import read_now
-from tests.support.simt.ndarray import UFUNCS, apply, ndarray
+from tests.support.simt.ndarray import UFUNCS, apply, deferred, ndarray
 
 # ---------------------------------------------------------------- functions of arrays
 
@@ -84,26 +83,14 @@ def asnumpy(a: Any, stream: Any = None, order: str = "C") -> np.ndarray:
     return a.get(stream, order) if isinstance(a, ndarray) else np.asarray(a, order=order)
 
 
-def concatenate(tup: Sequence[ndarray], axis: int = 0, out: ndarray | None = None) -> ndarray:
+def concatenate(tup: Sequence[ndarray], axis: int = 0) -> ndarray:
     tup = list(tup)
     if not tup:
         raise ValueError("Cannot concatenate from empty tuple")
     for item in tup:
         if not isinstance(item, ndarray):
             raise TypeError("Only cupy arrays can be concatenated")
-        if item.ndim == 0:
-            raise TypeError("zero-dimensional arrays cannot be concatenated")
-    model = np.concatenate([np.broadcast_to(np.zeros((), a.dtype), a.shape) for a in tup], axis)
-    if out is None:
-        out = ndarray(model.shape, model.dtype)
-    elif out.shape != model.shape:
-        raise ValueError("Output array is the wrong shape")
-    elif not np.can_cast(model.dtype, out.dtype, "same_kind"):
-        raise TypeError(f"Cannot cast {model.dtype} to {out.dtype} by the rule 'same_kind'")
-    launch(
-        "concatenate", [out, *tup], lambda to, *parts: np.copyto(to, np.concatenate(parts, axis))
-    )
-    return out
+    return deferred("concatenate", lambda *parts: np.concatenate(parts, axis), *tup)
 
 
 def take(a: ndarray, indices: Any, axis: int | None = None) -> ndarray:
@@ -115,26 +102,7 @@ def where(condition: ndarray, x: Any = None, y: Any = None) -> Any:
     _check_arrays(condition)
     if (x is None) != (y is None):
         raise ValueError("Must provide both 'x' and 'y' or neither.")
-    if x is None:
-        return condition.nonzero()
-    for item in (x, y):
-        if not isinstance(item, ndarray):
-            arrays.check_scalar(item)
-    given = [condition, x, y]
-    inputs = [item for item in given if isinstance(item, ndarray)]
-    model = np.where(
-        np.ones(1, bool), *[np.ones(1, i.dtype) if isinstance(i, ndarray) else i for i in (x, y)]
-    )
-    out = ndarray(np.broadcast_shapes(*[item.shape for item in inputs]), model.dtype)
-
-    scalars = [None if isinstance(item, ndarray) else item for item in given]
-
-    def run(to: np.ndarray, *views: np.ndarray) -> None:
-        rest = iter(views)
-        np.copyto(to, np.where(*[next(rest) if item is None else item for item in scalars]))
-
-    launch("where", [out, *inputs], run)
-    return out
+    return condition.nonzero() if x is None else deferred("where", np.where, condition, x, y)
 
 
 def flatnonzero(a: ndarray) -> ndarray:
@@ -144,7 +112,9 @@ def flatnonzero(a: ndarray) -> ndarray:
 
 def argsort(a: ndarray, axis: int = -1, kind: str | None = None) -> ndarray:
     _check_arrays(a)
-    return a.argsort(axis, kind)
+    if kind not in (None, "stable"):
+        raise ValueError("kind can only be None or 'stable'")
+    return deferred("argsort", partial(np.argsort, axis=axis, kind="stable"), a)
 
 
 def sort(a: ndarray, axis: int = -1, kind: str | None = None) -> ndarray:
@@ -153,36 +123,18 @@ def sort(a: ndarray, axis: int = -1, kind: str | None = None) -> ndarray:
 
 
 def searchsorted(a: ndarray, v: Any, side: str = "left") -> ndarray:
-    if not isinstance(a, ndarray):
-        raise NotImplementedError("Only int or ndarray are supported for a")
-    if not isinstance(v, ndarray):
-        if not isinstance(v, (int, float, complex)):
-            raise NotImplementedError("Only python scalars or ndarrays are supported for v")
-        v = asarray(v)
-    if a.ndim != 1:
-        raise ValueError("a must have one dimension")
-    out = ndarray(v.shape, np.int64)
-    launch("searchsorted", [out, a, v], lambda to, a, v: np.copyto(to, np.searchsorted(a, v, side)))
-    return out
-
-
-def unique(ar: ndarray) -> ndarray:
-    _check_arrays(ar)
-    device.count("array operations", 3)  # sorts, compares neighbours, takes by the mask
-    found = np.unique(read_now(ar)) if ar.size else np.empty(0, ar.dtype)
-    out = ndarray(found.shape, found.dtype)
-    launch("unique", [out, ar], lambda to, _: np.copyto(to, found))
-    return out
+    _check_arrays(a, v)
+    return deferred("searchsorted", partial(np.searchsorted, side=side), a, v)
 
 
 def cumsum(a: ndarray, axis: int | None = None, dtype: Any = None) -> ndarray:
     _check_arrays(a)
-    return a.cumsum(axis, dtype)
+    return deferred("cumsum", partial(np.cumsum, axis=axis, dtype=dtype), a)
 
 
 def count_nonzero(a: ndarray, axis: int | None = None) -> ndarray:
     _check_arrays(a)
-    return a._reduced(np.count_nonzero, axis, None, False)
+    return deferred("count_nonzero", partial(np.count_nonzero, axis=axis), a)
 
 
 def _check_arrays(*given: Any) -> None:
@@ -196,19 +148,8 @@ def _check_arrays(*given: Any) -> None:
 
 _DTYPES = ("bool_", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FUNCTIONS = (
-    *(empty, zeros, ones, full, zeros_like, arange, array, asarray),
-    *(
-        ascontiguousarray,
-        asnumpy,
-        concatenate,
-        take,
-        where,
-        flatnonzero,
-        argsort,
-        sort,
-        searchsorted,
-    ),
-    *(unique, cumsum, count_nonzero),
+    *(empty, zeros, ones, full, zeros_like, arange, array, asarray, ascontiguousarray, asnumpy),
+    *(concatenate, take, where, flatnonzero, argsort, sort, searchsorted, cumsum, count_nonzero),
 )
 cupy = make_module(
     "cupy",

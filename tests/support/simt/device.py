@@ -3,11 +3,9 @@
 What is launched is put on a stream and runs when something waits for it, as late as CUDA allows:
 who reads too early reads what was there before (streams.py). Memory holds a pattern where a GPU
 leaves it as it is, and once more after it was freed; its addresses come back late, and a kernel may
-touch what is allocated and nothing else. CuPy's pool is counted by a model of it: which allocations
-ask CUDA for memory and which do not.
+touch what is allocated and nothing else.
 """
 
-import bisect
 import ctypes
 import threading
 from collections import Counter, deque
@@ -25,7 +23,7 @@ _QUARANTINE = 1 << 25  # bytes that were freed last, whose addresses nobody gets
 
 num_devices = 1  # tests set it
 compute_capability = "90"  # of every device; tests set it
-limit: int | None = 1 << 33  # bytes of a device; tests set it
+limit = 1 << 33  # bytes of a device; tests set it
 totals: Counter[str] = Counter()
 random = np.random.default_rng(0)
 
@@ -74,11 +72,7 @@ def current_device() -> int:
 
 
 def use_device(number: int) -> None:
-    """Makes a device the calling thread's.
-
-    Raises:
-      CUDARuntimeError: there is no such device.
-    """
+    """Makes a device the calling thread's."""
     if not 0 <= number < num_devices:
         raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
     _current.device = number
@@ -107,21 +101,13 @@ def use_queue(queue: streams.Queue) -> None:
 
 
 def enqueue(name: str, work: Callable[[], object], views: streams.Views | None = None) -> None:
-    """Puts work on the thread's stream, which touches memory that lives until then and no more.
-
-    Args:
-      views: what it writes, or None, and then what it reads; None: it is a kernel.
-    """
+    """Puts work on the thread's stream, which touches memory that lives until then and no more."""
     streams.put(current_queue(), name, work, views)
 
 
 def wait(queue: streams.Queue | None = None) -> None:
-    """Runs all that is on a stream, or on all of them.
-
-    Raises:
-      SimtError: a kernel did something wrong, or nothing orders what two streams do. What was
-        behind it is dropped; CUDA would make every later call fail.
-    """
+    """Runs all that is on a stream, or on all of them. What was behind a wrong launch is dropped;
+    CUDA would make every later call fail."""
     count("waits")
     streams.wait(queue)
 
@@ -178,24 +164,18 @@ def _release(part: np.ndarray, address: int) -> None:
 class Memory:
     """Memory of a device, from CuPy's pool or, `pinned`, of the host for all devices.
 
-    Attributes:
-      ptr: its address; 0 where it has no bytes.
-      size: bytes asked for. A kernel may touch no more, though the pool rounds up.
-      content: (size,) uint8.
-      device_id: whose it is.
-
-    Raises:
-      OutOfMemoryError: the device has none left.
+    A kernel may touch the bytes that were asked for and no more, though the pool rounds up.
     """
 
     def __init__(self, size: int, pinned: bool = False) -> None:
         self.size, self.device_id, self._queue = size, current_device(), current_queue()
-        self._chunk: _Chunk | None = None
+        self._pool: Pool | None = None
         self.content, self.ptr = np.empty(0, np.uint8), 0
         if size == 0:
             return
         if not pinned:
-            self._chunk = pool().take(size)
+            self._pool = pool()
+            self._taken = self._pool.take(size)
         self.content, self.ptr = _host_memory(size)
         kind = "pinned memory" if pinned else f"memory of device {self.device_id}"
         runtime.add_memory(self.ptr, size, f"{size} bytes of {kind}")
@@ -210,10 +190,10 @@ class Memory:
             content, address = self.content, self.ptr
             del _known[address]
             # CUDA itself waits before it frees pinned memory.
-            views = () if self._chunk is None else (content,)
+            views = () if self._pool is None else (content,)
             streams.free(self._queue, lambda: _release(content, address), views)
-            if self._chunk is not None:
-                self._chunk.pool.returned.append(self._chunk)
+            if self._pool is not None:
+                self._pool.returned.append(self._taken)
 
 
 # Of all memory there is: address -> (bytes, device, whether it is pinned memory of the host).
@@ -238,91 +218,48 @@ class UnownedMemory:
         self.content = np.frombuffer(cells, np.uint8)
 
 
-# ---------------------------------------------------------------- a model of CuPy's pool
-
-
-class _Chunk:
-    """A part of what one cudaMalloc gave; its neighbours there are `before` and `after`."""
-
-    def __init__(self, pool: "Pool", size: int) -> None:
-        self.pool, self.size = pool, size
-        self.before: _Chunk | None = None
-        self.after: _Chunk | None = None
-        self.is_free = False
+# ---------------------------------------------------------------- CuPy's pool
 
 
 class Pool:
-    """CuPy's memory pool of a device: best fit, split and merged again, in units of 512 bytes."""
+    """CuPy's memory pool of a device, as far as it is counted: all that is free fits anything."""
 
     def __init__(self) -> None:
-        self._free: list[tuple[int, int]] = []  # (size, id), ascending
-        self._chunks: dict[int, _Chunk] = {}  # the free ones by id
         self._used = self._total = 0
         self._lock = threading.RLock()
-        # By finalizers, which may come in the midst of anything and must not wait for a lock.
-        self.returned: deque[_Chunk] = deque()
-
-    def used_bytes(self) -> int:
-        self._collect()
-        return self._used
+        # Sizes, by finalizers: they come in the midst of anything, and must not wait for a lock.
+        self.returned: deque[int] = deque()
 
     def total_bytes(self) -> int:
         return self._total
 
     def free_bytes(self) -> int:
-        return self._total - self.used_bytes()
-
-    def free_all_blocks(self) -> None:
-        """Gives CUDA back what is free and whole. cudaFree waits."""
-        with self._lock:
-            self._collect()
-            whole = [c for c in self._chunks.values() if c.before is None and c.after is None]
-            for chunk in whole:
-                self._remove(chunk)
-                self._total -= chunk.size
-        if whole:
-            wait()  # for all streams
-
-    def take(self, size: int) -> _Chunk:
-        size = -(-size // _ALIGNMENT) * _ALIGNMENT
-        with self._lock:
-            self._collect()
-            at = bisect.bisect_left(self._free, (size, 0))
-            if at < len(self._free):
-                count("from the pool")
-                chunk = self._chunks[self._free[at][1]]
-                self._remove(chunk)
-                if chunk.size > size:
-                    rest = _Chunk(self, chunk.size - size)
-                    rest.before, rest.after = chunk, chunk.after
-                    if rest.after is not None:
-                        rest.after.before = rest
-                    chunk.size, chunk.after = size, rest
-                    self._add(rest)
-            else:
-                chunk = self._allocated(size)
-            self._used += size
-            return chunk
-
-    def _collect(self) -> None:
         with self._lock:
             while self.returned:
-                self._give_back(self.returned.popleft())
+                self._used -= self.returned.popleft()
+            return self._total - self._used
 
-    def _give_back(self, chunk: _Chunk) -> None:
-        self._used -= chunk.size
-        after, before = chunk.after, chunk.before
-        if after is not None and after.is_free:
-            self._remove(after)
-            self._join(chunk, after)
-        if before is not None and before.is_free:
-            self._remove(before)
-            self._join(before, chunk)
-            chunk = before
-        self._add(chunk)
+    def free_all_blocks(self) -> None:
+        """Gives CUDA back what is free. cudaFree waits for all streams."""
+        with self._lock:
+            num_bytes = self.free_bytes()
+            self._total -= num_bytes
+        if num_bytes:
+            wait()
 
-    def _allocated(self, size: int) -> _Chunk:
-        if limit is not None and self._total + size > limit:
+    def take(self, size: int) -> int:
+        """Returns how many bytes are to be returned."""
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        with self._lock:
+            if size <= self.free_bytes():
+                count("from the pool")
+            else:
+                self._allocate(size)
+            self._used += size
+        return size
+
+    def _allocate(self, size: int) -> None:
+        if self._total + size > limit:
             self.free_all_blocks()
             if self._total + size > limit:
                 raise OutOfMemoryError(
@@ -331,24 +268,6 @@ class Pool:
                 )
         count("cudaMalloc")
         self._total += size
-        return _Chunk(self, size)
-
-    @staticmethod
-    def _join(chunk: _Chunk, after: _Chunk) -> None:
-        chunk.size += after.size
-        chunk.after = after.after
-        if chunk.after is not None:
-            chunk.after.before = chunk
-
-    def _add(self, chunk: _Chunk) -> None:
-        chunk.is_free = True
-        self._chunks[id(chunk)] = chunk
-        bisect.insort(self._free, (chunk.size, id(chunk)))
-
-    def _remove(self, chunk: _Chunk) -> None:
-        chunk.is_free = False
-        del self._chunks[id(chunk)]
-        del self._free[bisect.bisect_left(self._free, (chunk.size, id(chunk)))]
 
 
 _pools: dict[int, Pool] = {}

@@ -44,18 +44,10 @@ _memory: list[np.ndarray] = []
 
 
 class Driver:
-    """A driver, and what native code is told of it.
+    """A driver, and what native code is told of it: `record`.
 
-    Args:
-      backend: on the simulated GPU.
-      stream_of: returns the stream that an operation of TensorFlow's runs on.
-      note: called with address and size of memory that an operation has, and whether it is an
-        input.
-      forget: called when the operation goes on without native code.
-
-    Attributes:
-      record: what native code is told.
-      errors: what calls have raised.
+    `stream_of` gives the stream that an operation of TensorFlow's runs on, `note` is told of the
+    memory that an operation has, `forget` that it goes on without native code.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
 """Indices of arrays, as CuPy takes them."""
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,19 +18,8 @@ class IndexedArray(DeviceArray):
             return place
         if len(arrays) == 1 and arrays[0].dtype.kind != "b":
             return place.take(arrays[0], axis)
-        if len(arrays) == 1:
-            mask = arrays[0]
-            count = int(np.count_nonzero(read_now(mask))) if mask.size else 0
-            rest = place.shape[axis + mask.ndim :]
-            out = type(self)((*place.shape[:axis], count, *rest), self.dtype)
-            before = [slice(None)] * axis
-            launch("getitem", [out, place, mask], lambda to, a, m: copy_to(to, a[(*before, m)]))
-            return out
-        where = _where(place, axis)
-        # Zeros: the shape does not depend on the numbers.
-        zeros = tuple(np.broadcast_to(np.int8(0), array.shape) for array in arrays)
-        blank = np.broadcast_to(np.int8(0), [max(1, n) for n in place.shape])
-        out = type(self)(blank[(*[slice(None)] * axis, *zeros)].shape, self.dtype)
+        shape, where = _selected(place, arrays, axis)
+        out = type(self)(shape, self.dtype)
         launch("getitem", [out, place, *arrays], lambda to, a, *at: copy_to(to, a[where(*at)]))
         return out
 
@@ -50,33 +38,18 @@ class IndexedArray(DeviceArray):
         if not isinstance(value, DeviceArray):
             value = array(type(self), value, self.dtype)  # a copy to the device
         value = value.astype(self.dtype, copy=False)
-        if len(arrays) == 1 and arrays[0].dtype.kind == "b":
-            mask = arrays[0]
-            count = int(np.count_nonzero(read_now(mask))) if mask.size else 0
-            shape = (*place.shape[:axis], count, *place.shape[axis + mask.ndim :])
-            before = [slice(None)] * axis
-            np.broadcast_to(value._view, shape)
-            launch(
-                "setitem",
-                [place, mask, value],
-                lambda to, m, v: operator.setitem(to, (*before, m), np.broadcast_to(v, shape)),
-            )
-            return
-        assert all(a.ndim == 1 for a in arrays) or value.ndim == 0, "not in the stand-in"
-        where = _where(place, axis)
-        n = np.broadcast_shapes(*[a.shape for a in arrays])
-        shape = (*place.shape[:axis], *n, *place.shape[axis + len(arrays) :])
+        shape, where = _selected(place, arrays, axis)
         np.broadcast_to(value._view, shape)
+        repeats = arrays[0].dtype.kind != "b" and all(a.ndim == 1 for a in arrays)
+        assert repeats or arrays[0].dtype.kind == "b" or value.ndim == 0, "not in the stand-in"
 
         def write(to: np.ndarray, source: np.ndarray, *numbers: np.ndarray) -> None:
             at, source = where(*numbers), np.broadcast_to(source, shape)
-            if len(n) != 1:
-                to[at] = source
-                return
-            # Of an index that repeats any one wins.
-            order = device.random.permutation(n[0])
-            shuffled = tuple(np.broadcast_to(a, n)[order] for a in at[axis:])
-            to[(*at[:axis], *shuffled)] = np.take(source, order, axis)
+            if repeats:  # of an index that repeats any one wins
+                order = device.random.permutation(shape[axis])
+                shuffled = (np.broadcast_to(a, shape[axis])[order] for a in at[axis:])
+                at, source = (*at[:axis], *shuffled), np.take(source, order, axis)
+            to[at] = source
 
         launch("setitem", [place, value, *arrays], write)
 
@@ -159,7 +132,7 @@ def _resolved(x: DeviceArray, index: Any) -> tuple[DeviceArray, list[DeviceArray
                 f"arrays used as indices must be of integer or boolean type. ({item.dtype})"
             )
     taken = sum(
-        item.ndim if isinstance(item, DeviceArray) and item.dtype.kind == "b" else item is not None
+        _width(item) if isinstance(item, DeviceArray) else item is not None
         for item in items
         if item is not Ellipsis
     )
@@ -177,7 +150,7 @@ def _resolved(x: DeviceArray, index: Any) -> tuple[DeviceArray, list[DeviceArray
         if isinstance(item, DeviceArray):
             arrays.append(item)
             places.append(axis)
-            width = item.ndim if item.dtype.kind == "b" else 1
+            width = _width(item)
             basic += [slice(None)] * width
             axis += width
         else:
@@ -203,13 +176,26 @@ def _host_slice(item: slice) -> slice:
     return slice(*[int(b) if isinstance(b, DeviceArray) else b for b in bounds])
 
 
-def _where(x: DeviceArray, axis: int) -> Callable[..., tuple[Any, ...]]:
-    """Returns a function that gives the index of arrays side by side, from `axis` on, for NumPy;
-    what is out of bounds wraps around."""
+def _selected(
+    x: DeviceArray, arrays: list[DeviceArray], axis: int
+) -> tuple[tuple[int, ...], Callable[..., tuple[Any, ...]]]:
+    """Returns the shape of what a mask, or arrays side by side, select from `axis` on, and what
+    gives NumPy's index of their content; what is out of bounds wraps around."""
+    before, width = (slice(None),) * axis, sum(map(_width, arrays))
+    if arrays[0].dtype.kind == "b":
+        (mask,) = arrays
+        count = int(np.count_nonzero(read_now(mask))) if mask.size else 0
+        return (*x.shape[:axis], count, *x.shape[axis + width :]), lambda m: (*before, m)
     sizes = x.shape[axis:]
 
-    def where(*arrays: np.ndarray) -> tuple[Any, ...]:
-        numbers = [a.astype(np.int64) % max(1, n) for a, n in zip(arrays, sizes, strict=False)]
-        return (*[slice(None)] * axis, *numbers)
+    def where(*numbers: np.ndarray) -> tuple[Any, ...]:
+        wrapped = [a.astype(np.int64) % max(1, n) for a, n in zip(numbers, sizes, strict=False)]
+        return (*before, *wrapped)
 
-    return where
+    middle = np.broadcast_shapes(*[a.shape for a in arrays])
+    return (*x.shape[:axis], *middle, *x.shape[axis + width :]), where
+
+
+def _width(item: DeviceArray) -> int:
+    """Returns how many dimensions an index by an array is of."""
+    return item.ndim if item.dtype.kind == "b" else 1

@@ -15,67 +15,27 @@ _COMPARISONS = ("less", "less_equal", "equal", "not_equal", "greater", "greater_
 class ndarray(IndexedArray):
     """An array in the memory of the simulated GPU; arguments as of CuPy's."""
 
-    def _reduced(
-        self, function: Callable[..., Any], axis: Any, out: Any, keepdims: bool, dtype: Any = None
-    ) -> "ndarray":
-        assert out is None, "not in the stand-in"
-        name = function.__name__
-        options: dict[str, Any] = {"axis": axis, "keepdims": keepdims}
-        if dtype is not None:
-            options["dtype"] = checked_dtype(dtype)
-        if self.size == 0 and name in ("max", "min", "amax", "amin"):
-            raise ValueError(
-                f"zero-size array to reduction operation cupy_{name} which has no identity"
-            )
-        with np.errstate(all="ignore"):
-            model = np.asarray(
-                function(np.broadcast_to(np.ones((), self.dtype), self.shape), **options)
-            )
-        result = ndarray(model.shape, model.dtype)
-
-        def reduce(to: np.ndarray, source: np.ndarray) -> None:
-            with np.errstate(all="ignore"):
-                to[...] = function(source, **options)
-
-        launch(name, [result, self], reduce)
-        return result
-
     def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> "ndarray":
-        return self._reduced(np.max, axis, out, keepdims)
+        return _reduced(np.max, self, out, axis=axis, keepdims=keepdims)
 
     def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> "ndarray":
-        return self._reduced(np.min, axis, out, keepdims)
+        return _reduced(np.min, self, out, axis=axis, keepdims=keepdims)
 
     def sum(
         self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
     ) -> "ndarray":
-        return self._reduced(np.sum, axis, out, keepdims, dtype)
+        return _reduced(np.sum, self, out, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def mean(
         self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
     ) -> "ndarray":
-        return self._reduced(np.mean, axis, out, keepdims, dtype)
+        return _reduced(np.mean, self, out, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> "ndarray":
-        return self._reduced(np.all, axis, out, keepdims)
+        return _reduced(np.all, self, out, axis=axis, keepdims=keepdims)
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> "ndarray":
-        return self._reduced(np.any, axis, out, keepdims)
-
-    def cumsum(self, axis: Any = None, dtype: Any = None, out: Any = None) -> "ndarray":
-        assert out is None, "not in the stand-in"
-        model = np.cumsum(np.zeros(min(1, self.size), self.dtype), dtype=dtype)
-        shape = (self.size,) if axis is None else self.shape
-        result = ndarray(shape, model.dtype)
-        launch("cumsum", [result, self], lambda to, a: copy_to(to, a.cumsum(axis, dtype)))
-        return result
-
-    def argsort(self, axis: int = -1, kind: str | None = None) -> "ndarray":
-        if kind not in (None, "stable"):
-            raise ValueError("kind can only be None or 'stable'")
-        out = ndarray(self.shape, np.int64)
-        launch("argsort", [out, self], lambda to, a: copy_to(to, a.argsort(axis, "stable")))
-        return out
+        return _reduced(np.any, self, out, axis=axis, keepdims=keepdims)
 
     # ---------------------------------------------------------------- arithmetic
 
@@ -193,6 +153,31 @@ def _flushed(x: Any) -> Any:
     if getattr(x, "dtype", None) != np.float32:
         return x
     return np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(x * 0, x), x)
+
+
+def deferred(name: str, function: Callable[..., Any], *given: Any) -> ndarray:
+    """Puts a function of arrays and scalars on the stream: of NumPy's, which says what it gives."""
+    for x in given:
+        if not isinstance(x, ndarray):
+            check_scalar(x)
+    # The stream holds no arrays: they are freed when the host drops them.
+    scalars = [None if isinstance(x, ndarray) else x for x in given]
+
+    def run(*views: np.ndarray) -> Any:
+        rest = iter(views)
+        with np.errstate(all="ignore"):
+            return function(*[next(rest) if x is None else x for x in scalars])
+
+    arrays = arrays_of(given)
+    model = np.asarray(run(*[np.broadcast_to(np.ones((), x.dtype), x.shape) for x in arrays]))
+    out = ndarray(model.shape, model.dtype)
+    launch(name, [out, *arrays], lambda to, *views: copy_to(to, run(*views)))
+    return out
+
+
+def _reduced(function: Callable[..., Any], x: ndarray, out: Any, **options: Any) -> ndarray:
+    assert out is None, "not in the stand-in"
+    return deferred(function.__name__, functools.partial(function, **options), x)
 
 
 @functools.cache

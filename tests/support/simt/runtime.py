@@ -26,12 +26,8 @@ class SimtError(RuntimeError):
 
 
 class Touched(NamedTuple):
-    """What a launch has read and written of one piece of memory.
-
-    Attributes:
-      address: where that begins.
-      read, written: the first address and the one behind the last; (0, 0): nothing was.
-    """
+    """What a launch has read and written of one piece of memory, which begins at `address`: the
+    first address and the one behind the last; (0, 0): nothing was."""
 
     address: int
     read: tuple[int, int]
@@ -101,23 +97,17 @@ def restart() -> None:
 
 
 def set_limits(idle: int = 4_000_000, launch: int = 400_000_000) -> None:
-    """Sets after how many switch points a launch counts as stuck.
-
-    Args:
-      idle: without any change to memory.
-      launch: in all.
-    """
+    """Sets after how many switch points, without any change to memory and in all, a launch is
+    stuck."""
     _library().simt_set_limits(idle, launch)
 
 
 def set_stale_loads(one_in: int) -> None:
-    """Lets plain loads of later launches give older values, in one of how many schedules.
+    """Lets plain loads of later launches give older values, in one of how many schedules; 0: in
+    none.
 
     A plain load then gives what other lanes have overwritten since the lane's last acquire, fence
     or `__syncwarp`: at random, or in half of these schedules always the oldest that it may give.
-
-    Args:
-      one_in: 0: in none, as in the beginning.
     """
     _library().simt_set_stale_loads(one_in)
 
@@ -172,28 +162,16 @@ class Program:
 
 
 class Kernel:
-    """A kernel of a program.
-
-    Attributes:
-      name: its name.
-      signature: a letter for each parameter: "P" a pointer, "#" an i64, "." an f32, "S" a struct.
-    """
+    """A kernel of a program; its signature has a letter for each parameter: "P" a pointer, "#" an
+    i64, "." an f32, "S" a struct."""
 
     def __init__(self, program: Program, name: str, signature: str, call: int | None) -> None:
         self.name, self.signature = name, signature
         self._program, self._call = program, call
 
     def run(self, grid: int, block: int, arguments: Sequence[bytes]) -> None:
-        """Runs a whole launch.
-
-        Args:
-          grid: blocks.
-          block: threads of each, up to 1,024.
-          arguments: the bytes of each parameter, and what lies behind them.
-
-        Raises:
-          SimtError: a lane did what a GPU does not allow, or the launch makes no progress.
-        """
+        """Runs a whole launch; arguments are the bytes of each parameter, and what lies behind
+        them."""
         global _launches
         assert len(arguments) == len(self.signature) and 0 < block <= 1024 and grid > 0
         seed, _launches = (_seed << 24) + _launches, _launches + 1

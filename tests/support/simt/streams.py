@@ -34,11 +34,8 @@ class Race(runtime.SimtError):
 class _Work(NamedTuple):
     """A piece of work.
 
-    Attributes:
-      run: does it.
-      views: what it writes, or None, and then what it reads; None: a kernel, of which the scheduler
-        knows.
-      clock: what is before it, itself included; None: the null stream was the only one.
+    `views`: what it writes, or None, and then what it reads; None: a kernel, of which the scheduler
+    knows. `clock`: what is before it, itself included; None: the null stream was the only one.
     """
 
     name: str
@@ -48,18 +45,9 @@ class _Work(NamedTuple):
 
 
 class Queue:
-    """What is on a stream.
-
-    Attributes:
-      name: for error texts.
-      is_blocking: whether it and the null stream wait for each other.
-      ptr: the number by which CUDA knows it.
-      work: what has not run.
-      number: pieces of work that were ever put on it.
-      done: how many of these have run.
-      clock: what is before its next piece of work.
-      is_closed: whether nobody puts anything on it any more.
-    """
+    """What is on a stream: pieces of work that have not run, how many there ever were and how many
+    have run, and what is before the next one. A blocking one and the null stream wait for each
+    other."""
 
     def __init__(self, name: str, is_blocking: bool, ptr: int) -> None:
         self.name, self.is_blocking, self.ptr = name, is_blocking, ptr
@@ -121,12 +109,7 @@ def is_noted() -> bool:
 
 
 def put(queue: Queue, name: str, run: Callable[[], object], views: Views | None = None) -> None:
-    """Puts work on a stream. It touches memory that lives until then, and no other state.
-
-    Args:
-      run: does it.
-      views: what it writes, or None, and then what it reads; None: it is a kernel.
-    """
+    """Puts work on a stream. It touches memory that lives until then, and no other state."""
     if not _is_noted:
         if _freed:
             _take_freed()
@@ -190,9 +173,8 @@ def _next_clock(queue: Queue) -> Clock:
 def wait(queue: Queue | None = None) -> None:
     """Runs all that is on a stream, or on all. What the host does from now on is behind it.
 
-    Raises:
-      SimtError: a kernel did something wrong, or there is a Race. What was on any stream is
-        dropped; CUDA would make every later call fail.
+    Where a kernel did something wrong, or there is a Race, what was on any stream is dropped; CUDA
+    would make every later call fail.
     """
     global _host
     with _lock:
@@ -206,11 +188,7 @@ def wait(queue: Queue | None = None) -> None:
 
 
 def run(clock: Clock | None = None) -> None:
-    """Runs what is before a clock, or all that is on any stream, and says so to nobody.
-
-    Raises:
-      SimtError: see `wait`.
-    """
+    """Runs what is before a clock, or all that is on any stream, and says so to nobody."""
     global _is_running
     with _lock:
         if _is_running:  # a finalizer, in the midst of it

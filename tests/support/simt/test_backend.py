@@ -1,10 +1,13 @@
 """The cuda backend on the simulated GPU: kernels on disk, devices of threads, errors."""
 
 import threading
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from sok_lite.backend.base import LaunchArgs
 from tests.support.helpers import new_table
 from tests.support.simt import device
 from tests.support.simt.backend import simt_backend, simt_module
@@ -42,6 +45,34 @@ def test_kernels_are_compiled_once_for_each_gpu_and_each_choice_of_tunables(
     expected = [[*usual, f"-arch=sm_{number}", f"-D{define}"] for number, define in wanted]
     assert [options for options in compiled if options] == expected
     assert len(list((tmp_path / "cuda").iterdir())) == 3  # the file of the kernel, and no other
+
+
+# A kernel of one thread an item, of a row of lanes, of a tile of lanes, and of a block.
+LAUNCHES = [
+    ("dedup_insert", 1000, (None, None, 0, 0, 2000, 1, 0, None, None, 1000)),
+    ("rows_fill", 1000, (None, 4, 8, None, 0.5, 1000)),
+    ("det_update", 1000, (None, 31, None, -1, -2, None, None, None, 1000)),
+    ("sort_count", 3, (None, 1, 9, None, 1000)),
+]
+
+
+@pytest.mark.parametrize(
+    ("defines", "threads", "blocks"),
+    [
+        ("", 256, [4, 125, 16, 3]),
+        ("SOK_ROW_LANES=8 SOK_THREADS_PER_BLOCK=128 SOK_TILE=2", 128, [8, 63, 16, 3]),
+        ("SOK_LINE=8", 256, [4, 125, 32, 3]),  # a tile is as many lanes as a line has slots
+    ],
+)
+def test_launches_have_the_lanes_that_the_tunables_say(xp, monkeypatch, defines, threads, blocks):
+    monkeypatch.setenv("SOK_LITE_KERNEL_DEFINES", defines)
+    backend = simt_module().CudaBackend()
+    backend._max_blocks = 1000
+    module = SimpleNamespace(get_function=lambda name: mock.Mock(ptr=0))
+    monkeypatch.setattr(backend, "_compile", lambda *_: module)
+    for (kernel, *launch), expected in zip(LAUNCHES, blocks, strict=True):
+        (action,) = backend.packed(kernel, [LaunchArgs(*launch)])
+        assert action.args[:2] == ((expected,), (threads,)), kernel
 
 
 def in_a_thread(call, *arguments):
