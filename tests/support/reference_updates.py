@@ -319,16 +319,6 @@ def groupamsgrad(w, states, g, lr, step, **hyper):
     groupadam(w, states, g, lr, step, with_vhat=True, **hyper)
 
 
-@decayed
-def lamb_by_row(w, states, g, lr, step, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
-    """LAMB (You et al., 2019) of every row by itself, with Adam's "epsilon hat"."""
-    m, v = states["m"], states["v"]
-    m[:] = beta_1 * m + (1 - beta_1) * g
-    v[:] = beta_2 * v + (1 - beta_2) * g**2
-    r = np.sqrt(1 - beta_2**step) / (1 - beta_1**step) * m / (np.sqrt(v) + epsilon)
-    w -= lr * _trust_ratio(w, r) * r
-
-
 def _trust_ratio(w, r):
     size, length = (np.sqrt((x**2).sum(axis=1, keepdims=True)) for x in (w, r))
     return np.where((size > 0) & (length > 0), size / (length + 1e-8), 1.0)
