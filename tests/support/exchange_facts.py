@@ -28,7 +28,7 @@ class Table(NamedTuple):
 def by_tens(keys, size):
     """Owners by the tens of keys, for which the bits of uint64 must be unsigned."""
     tens = keys // keys.dtype.type(10)
-    return (tens % keys.dtype.type(size)).astype(np.uint8)
+    return (tens % keys.dtype.type(size)).astype(np.uint16)
 
 
 BY_TENS = FunctionOfKeys("by tens", by_tens)
