@@ -10,7 +10,7 @@ import numpy as np
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine.hashing import new_seed
-from sok_lite.engine.optimizers import SGD, Adagrad
+from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.table import content
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.restore import restore
@@ -463,7 +463,7 @@ CASES = {
         ages=True,
     ),
     "update": _updating(_ALL, SGD(), known),
-    "update_first_state": _updating(_ALL, Adagrad(), known, _reread_of),
+    "update_first_state": _updating(_ALL, Adam(), known, _reread_of),
     "update_state": _updating(
         _ALL,
         Adagrad(),
