@@ -74,21 +74,3 @@ def test_any_malloc_may_fail(failing_memory, tmp_path, kind, part):
         PYTHONFAULTHANDLER="1",
         SOK_LITE_NUM_THREADS="1",
     )
-
-
-LIMIT = """
-    import sys
-    from tests.support.shortage import until_it_is_full
-
-    until_it_is_full(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-"""
-
-
-@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
-@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_a_table_that_met_a_limit_goes_on(kind, limit):
-    if not sys.platform.startswith("linux"):
-        pytest.skip("/proc says how much memory a process has")
-    counts = run_limited(LIMIT, kind, limit, 100 << 20, SOK_LITE_NUM_THREADS="1")
-    successes, failures = map(int, counts)
-    assert successes > 3 and failures == 30

@@ -1,20 +1,14 @@
-"""Memory that runs out at the k-th allocation of a call, once or for good, in three ways.
+"""Memory that runs out at the k-th allocation of a call, once or for good, in two ways.
 
 `Shortage` stands in for everything by which Python code of the engine asks a backend for memory.
 `Preloaded` runs in a process with failing_memory.cpp preloaded, whose malloc and mmap fail, for
-what no Python code can see. `until_it_is_full` runs under a limit of the system.
+what no Python code can see.
 """
 
 import contextlib
 import ctypes
-import resource
 
-import numpy as np
-
-from sok_lite.backend import get_backend
 from sok_lite.engine.rows.far_file import FarFile
-from tests.support.helpers import new_table
-from tests.support.table_audit import audit
 
 
 class _Shortage:
@@ -104,55 +98,3 @@ class Preloaded(_Shortage):
 
     def __exit__(self, *error):
         self.calls = ctypes.CDLL(None).sok_spare_memory()
-
-
-def until_it_is_full(kind, limit, spare):
-    """Grows a table until the process may have no more memory, and goes on using it.
-
-    Args:
-      kind: "hbm" or "hybrid".
-      limit: name of a limit, "RLIMIT_AS" or "RLIMIT_DATA".
-      spare: bytes that the process may have beyond what it has.
-    """
-    batch, options = 1 << 15, {}
-    if kind == "hybrid":
-        options = {"init_capacity": 1 << 12, "max_hbm_for_vectors": 1 / 64}
-    table = new_table(get_backend("cpu"), 16, kind, **options)
-    which = getattr(resource, limit)
-    _, hard = resource.getrlimit(which)
-    with open("/proc/self/statm") as file:
-        in_use = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(which, (in_use + spare, hard))
-    held, failures, first, has_erased = [np.arange(0)], 0, 0, False
-    while failures < 30:
-        keys, size = np.arange(first, first + batch), table.size
-        try:
-            values = table.lookup(keys).values
-        except MemoryError:
-            failures += 1
-            assert table.size == size, f"{table.size} keys after a lookup that failed, not {size}"
-            batch = max(64, batch // 2)
-        else:
-            assert (values[:, 0] == keys % 1000).all(), "a lookup gave wrong rows"
-            held.append(keys)
-            first += batch
-        known = held[failures % len(held)]
-        with contextlib.suppress(MemoryError):
-            found = table.lookup(known, insert=False).values
-            assert (found == (known % 1000).astype(np.float32)[:, None]).all()
-        if failures == 15 and len(held) > 2 and not has_erased:
-            has_erased = True  # what is given back can be used again
-            with contextlib.suppress(MemoryError):
-                table.erase(held[1])
-            if not bool(table.contains(held[1][:1]).any()):
-                del held[1]
-                batch = 4096
-    resource.setrlimit(which, (hard, hard))
-    audit(table)
-    keys, rows = table.export()
-    assert np.array_equal(np.sort(np.concatenate(held)), keys), "keys came or went"
-    assert (rows == (keys % 1000).astype(np.float32)[:, None]).all(), "rows are wrong"
-    more = np.arange(-5000, -4000)
-    assert (table.lookup(more).values[:, 0] == more % 1000).all()
-    audit(table)
-    print(len(held), failures)
