@@ -17,7 +17,7 @@ from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update_rows import Update
-from tests.support.call_counts import Counts, can_count, counts_of, counts_of_ranks
+from tests.support.call_counts import Counts, counts_of, counts_of_ranks
 from tests.support.exchange_facts import OWNERS, rule_of
 from tests.support.meeting_transport import run_ranks_by_transport
 from tests.support.parts import Part, by_part, forward_parts
@@ -40,6 +40,7 @@ KINDS = {
     "growing, admitting": _ROOMY | {"max_capacity": 1 << 20, "enter_threshold": 2},
     "two tiers": _ROOMY | {"max_hbm_for_vectors": 1 / 2**22},
 }
+SENT_AS_BFLOAT16 = "hbm, sent as bfloat16"
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +49,19 @@ def small_far_chunks(backend, monkeypatch):
     monkeypatch.setattr(backend, "far_chunk_bytes", 1 << 12)
 
 
+def _options(kind):
+    if kind == SENT_AS_BFLOAT16:
+        return {"var_type": "hbm", "rounds_gradients": True}
+    return KINDS[kind]
+
+
 class Job:
     """Calls over `num_tables` tables, of some kinds and owners in turn."""
 
     def __init__(self, backend, num_tables, kinds, comm=None, owners=("mod",)):
         self.backend, self.comm = backend, comm or SingleCommunicator()
         self.rules = [rule_of(name, self.comm.size) for name in owners]
-        self.tables = [self._table(i, **KINDS[kinds[i % len(kinds)]]) for i in range(num_tables)]
+        self.tables = [self._table(i, **_options(kinds[i % len(kinds)])) for i in range(num_tables)]
         self.weights = None
         self.number = self.next = 0
         self.splits = self.array([0, 1, 1, ITEMS])
@@ -130,6 +137,18 @@ def update_others(job):
     """The keys are none of a gradient: some repeat."""
     grads = [job.backend.xp.ones((ITEMS, table.dim), np.float32) for table in job.tables]
     return _updating(job, ADAM, [(job.known, each) for each in grads], {})
+
+
+def update_some(job):
+    """Some of the keys of a gradient."""
+    gradients = job.backward(job.forward(job.parts(job.known)))
+    return _updating(job, ADAM, [(each.keys[1:], each.row_grads[1:]) for each in gradients], {})
+
+
+def update_new(job):
+    """Two of four keys have no row."""
+    gradients = job.backward(job.forward(job.parts(job.new(), insert=False)))
+    return _updating(job, ADAM, [(*each[:2], None, True) for each in gradients], {})
 
 
 def _updating(job, rules, gradients, options):
@@ -221,6 +240,8 @@ BUDGETS = {
     # It waits for the number of distinct keys, and then for whether some have no row; and it notes
     # that keys change which may not be those of the last lookup.
     "update, other keys": Budget(ALL, update_others, 9, 10, 1, 4, 2, _FEW),
+    "update, some keys": Budget(ALL, update_some, 7, 6, 1, 3, 2, _FEW),
+    "update, new keys": Budget(ALL, update_new, 15, 14, 1, 5, 5, _FEW),
 }
 # Of each table: bytes to the device, which is told all in launches, and to the host.
 BYTES = 0, 400
@@ -247,10 +268,8 @@ def within(backend, counts, budget, num_tables, num_bytes):
     assert not over
 
 
-@pytest.mark.parametrize(("name", "num_tables"), cases(BUDGETS))
-def test_a_call_of_one_rank_asks_for_no_more_than_its_budget(backend, name, num_tables):
-    if not can_count(backend):
-        pytest.skip("nobody counts what is asked of this GPU")
+def check(backend, name, num_tables):
+    """Asserts that a call of one rank asks for no more than its budget."""
     budget = BUDGETS[name]
     job = Job(backend, num_tables, budget.kinds)
     for _ in range(3):  # kernels are compiled, states and memory are there
@@ -263,7 +282,7 @@ def test_a_call_of_one_rank_asks_for_no_more_than_its_budget(backend, name, num_
     for table, (size, num_evicted) in zip(job.tables, before, strict=True):
         has_evicted = table.num_evicted > num_evicted
         has_inserted = table.size + table.num_evicted > size + num_evicted
-        assert has_inserted == (budget.call is new), "the call is not what it should be"
+        assert has_inserted == (budget.call in (new, update_new)), name
         assert has_evicted == (name == "forward, new, evicting") or name.endswith("all kinds")
 
 
@@ -283,6 +302,7 @@ class BudgetOfRanks(NamedTuple):
     tables: tuple[int, ...] = _FEW
     owners: tuple[str, ...] = ("mod",)
     by_transport: bool = False
+    kinds: tuple[str, ...] = ALL
 
 
 _MANY = (26, 300)
@@ -303,6 +323,10 @@ BUDGETS_OF_RANKS = {
     ),
     "forward, new": BudgetOfRanks(new, 31, 34, 16, 9, 10, 2),
     "backward": BudgetOfRanks(backward, 22, 26, 0, 4, 4, 1),
+    # One launch of each rank rounds, and one widens.
+    "backward, sent as bfloat16": BudgetOfRanks(
+        backward, 26, 30, 0, 4, 4, 1, kinds=(SENT_AS_BFLOAT16,)
+    ),
     # By a transport of GPUs keys are packed and unpacked on the device; nothing is copied by the
     # host but counts. It waits as often as by the host, and once before each message is carried.
     "forward, known, by a transport": BudgetOfRanks(known, 24, 28, 24, 8, 12, 1, by_transport=True),
@@ -311,14 +335,12 @@ BUDGETS_OF_RANKS = {
 BYTES_OF_RANKS, BYTES_BY_TRANSPORT = (440, 600), (440, 850)
 
 
-@pytest.mark.parametrize(("name", "num_tables"), cases(BUDGETS_OF_RANKS))
-def test_a_call_of_two_ranks_asks_for_no_more_than_its_budget(backend, name, num_tables):
-    if not can_count(backend):
-        pytest.skip("nobody counts what is asked of this GPU")
+def check_ranks(backend, name, num_tables):
+    """Asserts that a call of two ranks asks for no more than its budget."""
     budget = BUDGETS_OF_RANKS[name]
 
     def prepare(comm):
-        job = Job(backend, num_tables, ALL, comm, budget.owners)
+        job = Job(backend, num_tables, budget.kinds, comm, budget.owners)
         for _ in range(3):
             budget.call(job)()
         return budget.call(job)
@@ -332,11 +354,31 @@ def test_a_call_of_two_ranks_asks_for_no_more_than_its_budget(backend, name, num
     assert collectives.total() <= budget.collectives
 
 
+# Of a real GPU nobody counts what is asked.
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
+def test_no_call_launches_more_on_a_cpu_than_its_budget(backend):
+    for name in BUDGETS:
+        check(backend, name, 26)
+    for name in BUDGETS_OF_RANKS:
+        check_ranks(backend, name, 26)
+
+
+@pytest.mark.parametrize("backend", ["simt"], indirect=True)
+@pytest.mark.parametrize(("name", "num_tables"), cases(BUDGETS))
+def test_a_call_of_one_rank_asks_a_gpu_for_no_more_than_its_budget(backend, name, num_tables):
+    check(backend, name, num_tables)
+
+
+@pytest.mark.parametrize("backend", ["simt"], indirect=True)
+@pytest.mark.parametrize(("name", "num_tables"), cases(BUDGETS_OF_RANKS))
+def test_a_call_of_two_ranks_asks_a_gpu_for_no_more_than_its_budget(backend, name, num_tables):
+    check_ranks(backend, name, num_tables)
+
+
+@pytest.mark.parametrize("backend", ["simt"], indirect=True)
 @pytest.mark.parametrize("owners", [("mod",), tuple(OWNERS)], ids=["mod", "all owners"])
 def test_a_step_by_a_transport_copies_as_much_for_few_keys_as_for_many(backend, owners):
     """Counts, addresses and words of control: nothing that has an entry for each key."""
-    if not is_simulated(backend):
-        pytest.skip("nobody counts what is copied on a CPU, or on this GPU")
 
     def step_of(num_keys, comm):
         job = Job(backend, len(OWNERS), ("hbm", "hybrid"), comm, owners)

@@ -48,28 +48,20 @@ def test_equal_keys_of_different_tables_are_different(backend, sizes, distinct):
     assert_distinct(backend, result, distinct_of(keys, begin), keys)
 
 
+@pytest.mark.parametrize("repeat", [True, False])
 @pytest.mark.parametrize("part", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
-def test_items_that_have_a_row_are_left_out(backend, sizes, part):
+def test_items_that_have_a_row_are_left_out(backend, sizes, part, repeat):
+    """Keys that do not repeat are numbered as they come."""
+    rng = np.random.default_rng(1)
     keys, begin = some_keys(sizes, 20)
-    takes_part = np.random.default_rng(1).random(keys.size) < part
-    rows = np.where(takes_part, np.uint32(NO_ROW), np.uint32(7))
-    counts = [int(some.sum()) for some in np.split(takes_part, begin[1:-1])]
-    result = dedup(backend, *on(backend, keys), begin, Missing(*on(backend, rows), counts))
-    assert_distinct(backend, result, distinct_of(keys, begin, takes_part), keys)
-
-
-@pytest.mark.parametrize("part", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
-def test_keys_that_do_not_repeat_are_numbered_as_they_come(backend, sizes, part):
-    begin = np.concatenate([[0], np.cumsum(sizes)])
-    rng = np.random.default_rng(2)
-    keys = np.concatenate([rng.permutation(n) - n // 2 for n in sizes]).astype(np.int64)
+    if not repeat:
+        keys = np.concatenate([rng.permutation(n) - n // 2 for n in sizes]).astype(np.int64)
     takes_part = rng.random(keys.size) < part
     rows = np.where(takes_part, np.uint32(NO_ROW), np.uint32(7))
     counts = [int(some.sum()) for some in np.split(takes_part, begin[1:-1])]
     missing = Missing(*on(backend, rows), counts)
-    result = dedup(backend, *on(backend, keys), begin, missing, repeat=False)
+    result = dedup(backend, *on(backend, keys), begin, missing, repeat=repeat)
     assert_distinct(backend, result, distinct_of(keys, begin, takes_part), keys)
 
 

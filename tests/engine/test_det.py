@@ -14,21 +14,6 @@ def test_the_index_follows_what_is_new_not_the_batch(backend):
     assert table.capacity == capacity
 
 
-def test_a_full_index_is_not_rebuilt_for_every_erased_key(backend):
-    table = new_table(backend, dim=1)
-    full = int(0.7 * 4096)
-    table.find_or_insert(np.arange(full))
-    before = table.statistics().rehashes_total
-    num_erased = sized(backend, 500, 40)
-    for i in range(num_erased):
-        assert table.erase([i]) == 1
-        table.find_or_insert([full + i])
-    assert table.statistics().rehashes_total <= before + 3
-    assert table.capacity == 4096
-    exported = backend.to_host(table.export()[0])
-    np.testing.assert_array_equal(exported, np.arange(num_erased, full + num_erased))
-
-
 def test_many_erased_slots_are_cleaned_at_once(backend):
     """A search for a missing key would else walk over all of them."""
     table = new_table(backend, dim=1)

@@ -377,23 +377,7 @@ def test_updates_of_the_same_tables_in_other_orders_do_not_wait_for_each_other()
     assert all(table.lookup([1]).values[0, 0] == 1 - 60 for table in tables)
 
 
-# -------------------------------------------------------------------- sizes that cannot be
-
-
-def test_sizes_that_cannot_be_are_refused(backend):
-    for var_type in ("hbm", "hybrid"):
-        for dim in (0, -1, 2**28 + 1, 2**40):
-            text = rf"dimension must be .* Received: {dim} for table 'huge'"
-            with pytest.raises(ValueError, match=text):
-                new_table(backend, dim, var_type, name="huge")
-        table = new_table(backend, var_type=var_type, name="huge")
-        table.lookup([1])
-        for count in (2**32, 2**60, 2**62, 2**70):
-            with pytest.raises(ValueError, match=f"num_keys` of table 'huge' must be .*{count}"):
-                table.reserve(count)
-            with pytest.raises(ValueError, match=f"init_capacity` of table 'huge' .*{count}"):
-                new_table(backend, name="huge", init_capacity=count)
-        assert table.size == 1
+# -------------------------------------------------------------------- what is corrupt
 
 
 def test_a_full_index_is_reported_and_not_searched_for_ever(backend):
@@ -414,9 +398,6 @@ def test_a_full_index_is_reported_and_not_searched_for_ever(backend):
     index.erase(index.entries().keys)
     with pytest.raises(RuntimeError, match="is corrupt"):
         index.clean()
-
-
-# -------------------------------------------------------------------- a far file that was cut
 
 
 def test_a_far_file_that_somebody_cuts_is_an_error(tmp_path):

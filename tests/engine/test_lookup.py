@@ -1,4 +1,7 @@
-"""A whole lookup and its gradient over 1 to 4 ranks, against plain Python over all batches."""
+"""A whole lookup and its gradient: what neither the fleet nor test_lookup_ranks.py draws.
+
+Outputs and gradients of one rank: the fleet of test_all_tables.py, against plain Python.
+"""
 
 import itertools
 
@@ -13,91 +16,13 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.owner import FunctionOfKeys
 from sok_lite.engine.table import make_table
-from tests.support.helpers import first_row, new_table, on
+from tests.support.helpers import new_table, on
 from tests.support.parts import Part, by_part, carried, forward_parts
-from tests.support.step_oracle import flat, key_gradients, outputs, random_ragged
-
-I64 = np.iinfo(np.int64)
-
-
-def batches(size, batch, seed=0, silent=None):
-    """Each rank's (ragged keys, weights, out_grads) for two tables."""
-    result = []
-    for rank in range(size):
-        rng = np.random.default_rng([seed, rank])
-        rows = 0 if rank == silent else batch + rank  # ranks may differ in batch size
-        tables = []
-        for dim in (4, 3):
-            ragged = random_ragged(rng, rows, 5, -20, 20)
-            if rows:
-                ragged[0] = [I64.max, I64.min, -1, 0, 0]
-            weights = [[float(w) for w in rng.uniform(0.5, 2, len(row))] for row in ragged]
-            tables.append((ragged, weights, rng.normal(size=(rows, dim)).astype(np.float32)))
-        result.append(tables)
-    return result
-
-
-def parts_of(backend, tables, data, combiners, weighted):
-    parts = []
-    for table, (ragged, weights, _), combiner in zip(tables, data, combiners, strict=True):
-        keys, splits = flat(ragged, np.int64)
-        flat_weights = flat(weights, np.float32)[0] if weighted else None
-        arrays = [None if a is None else backend.from_host(a) for a in (keys, splits, flat_weights)]
-        parts.append(Part(table, *arrays, combiner))
-    return parts
-
-
-def run(backend, comm, data, combiners, weighted, is_carried=False, dtype="float32"):
-    """Outputs, and keys -> gradient, of one rank."""
-    tables = [new_table(backend, dim=4, dtype=dtype), new_table(backend, dim=3, dtype=dtype)]
-    parts = parts_of(backend, tables, data, combiners, weighted)
-    out, context = forward_parts(backend, comm, parts, tag=7)
-    if is_carried:
-        context = carried(backend, comm, parts, context)
-    out_grads = [backend.from_host(grads) for _, _, grads in data]
-    gradients = by_part(lookup.backward(backend, out_grads, context))
-    host = backend.to_host
-    return (
-        [host(o) for o in out],
-        [(host(g.keys), host(g.row_grads)) for g in gradients],
-        [None if g.weight_grads is None else host(g.weight_grads) for g in gradients],
-    )
-
-
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_outputs_and_gradients_are_those_of_one_big_table(backend, size, weighted):
-    """The last of several ranks has nothing. A context that is made again gives the same bits."""
-    combiners = ["mean", "sqrtn"]
-    data = batches(size, batch=9, silent=size - 1 or None)
-
-    def both(comm):
-        arguments = (backend, comm, data[comm.rank], combiners, weighted)
-        return run(*arguments), run(*arguments, is_carried=True)
-
-    results, carried_results = zip(*run_ranks(size, both), strict=True)
-    for one, other in zip(flattened(results), flattened(carried_results), strict=True):
-        np.testing.assert_array_equal(one, other)
-    for t, (dim, combiner) in enumerate(zip((4, 3), combiners, strict=True)):
-        total = {}
-        for rank in range(size):
-            ragged, weights, grads = data[rank][t]
-            weights = weights if weighted else None
-            expected = outputs(ragged, first_row(dim), combiner, dim, weights)
-            np.testing.assert_allclose(results[rank][0][t], expected, rtol=1e-5, atol=1e-6)
-            for key, grad in key_gradients(ragged, grads, combiner, weights).items():
-                total[key] = total.get(key, 0) + grad
-        found = [key for rank in range(size) for key in results[rank][1][t][0].tolist()]
-        assert sorted(found) == sorted(total), "a key has one gradient row"
-        for rank in range(size):
-            keys, row_grads = results[rank][1][t]
-            assert [key % size for key in keys.tolist()] == [rank] * len(keys)
-            expected = np.array([total[key] for key in keys.tolist()]).reshape(len(keys), dim)
-            np.testing.assert_allclose(row_grads, expected, rtol=1e-5, atol=1e-5)
+from tests.support.step_oracle import flat, key_gradients
 
 
 def test_the_context_of_one_rank_is_refused_by_two(backend):
-    parts = parts_of(backend, [new_table(backend)], batches(1, batch=3)[0][:1], ["sum"], False)
+    parts = [Part(new_table(backend), *on(backend, np.arange(3), np.arange(4)), None, "sum")]
     context = forward_parts(backend, SingleCommunicator(), parts)[1]
 
     def program(comm):
@@ -151,55 +76,6 @@ def test_gradients_and_keys_are_written_where_they_are_wanted(backend, kinds):
         assert sorted(told) == sorted(expected)
         wanted = [expected[key] for key in told]
         np.testing.assert_allclose(backend.to_host(rows), wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_table_that_comes_twice_is_looked_up_once(backend, size):
-    """Its parts are one batch: they evict no key of each other, and a key counts once."""
-
-    def look_up(comm):
-        options = {"max_capacity": 16, "evict_strategy": "kLfu", "on_refused": "ignore"}
-        table = new_table(backend, 1, "hybrid", **options)
-        other = new_table(backend, 1)
-        keys = [np.arange(30) * 2, np.array([7, 7, 9]), np.arange(20, 90), np.array([], np.int64)]
-        parts = []
-        for one, key in zip((table, other, table, table), keys, strict=True):
-            splits = backend.from_host(np.arange(len(key) + 1))
-            parts.append(Part(one, backend.from_host(key), splits, None, "sum"))
-        outputs, _ = forward_parts(backend, comm, parts)
-        for output, key in zip(outputs, keys, strict=True):
-            np.testing.assert_array_equal(backend.to_host(output)[:, 0], key)
-        counts = table.statistics()
-        assert (counts.evicted_total, table.num_lookups, other.num_lookups) == (0, 1, 1)
-        mine = {k for key in (keys[0], keys[2]) for k in key.tolist() if k % size == comm.rank}
-        assert counts.inserted_total + counts.refused_total == len(mine)
-        assert set(backend.to_host(table.scores(table.export()[0])).tolist()) == {1}
-
-    run_ranks(size, look_up)
-
-
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-@pytest.mark.parametrize("size", [1, 2])
-def test_float64_rows_are_pooled_as_float32(backend, size, weighted):
-    data = batches(size, batch=9)
-
-    def results(dtype):
-        options = (["mean", "sum"], weighted, True, dtype)
-        ranks = run_ranks(size, lambda comm: run(backend, comm, data[comm.rank], *options))
-        return [array for lists in zip(*ranks, strict=True) for array in flattened(lists)]
-
-    wide, narrow = results("float64"), results("float32")
-    assert len(wide) == len(narrow) >= 6 * size
-    for one, other in zip(wide, narrow, strict=True):
-        assert one is other is None or one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
-
-
-def flattened(lists):
-    """Returns what is in lists and tuples of any depth."""
-    if not isinstance(lists, (list, tuple)):
-        return [lists]
-    return [each for part in lists for each in flattened(part)]
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
@@ -294,33 +170,6 @@ def test_row_splits_of_row_numbers(backend):
     for numbers, text in (([1, 0], "row-major"), ([0, 3], r"\[0, 3\)"), ([-1, 0], r"\[0, 3\)")):
         with pytest.raises(ValueError, match=text):
             row_splits_of(backend, backend.from_host(np.array(numbers, np.int64)), 3)
-
-
-@pytest.mark.parametrize(
-    "splits",
-    [
-        [100, 120, 150, 10, 30, 200],
-        [0, 300, 200],
-        [0, -5, 200],
-        [0, 150, 20, 199],
-        [0, 1 << 62, 200],
-        [5, 200],
-    ],
-)
-def test_wrong_splits_are_refused_before_a_row_is_read(backend, splits):
-    """Whatever the memory of row numbers holds. A right part beside it inserts nothing."""
-    table, other = new_table(backend, dim=4), new_table(backend, dim=4)
-    keys = backend.from_host(np.arange(200))
-    table.lookup(keys)
-    good = Part(other, *on(backend, np.array([9]), np.array([0, 1])), None, "sum")
-    part = Part(table, keys, backend.from_host(np.array(splits)), None, "sum")
-    for _ in range(3):
-        junk = backend.xp.full(200, 0xFFFFFFF0, np.uint32)  # freed at once
-        junk.sum()
-        del junk
-        with pytest.raises(ValueError, match="must rise from 0"):
-            forward_parts(backend, SingleCommunicator(), [good, part])
-    assert (table.size, other.size) == (200, 0)
 
 
 # ---- a failure of one rank

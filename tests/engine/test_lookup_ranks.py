@@ -1,7 +1,5 @@
 """Calls of many tables over several ranks: launches and collectives, and that ranks do not show."""
 
-import threading
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, run_ranks
-from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
 from sok_lite.engine.initializer_spec import make_initializer
@@ -19,7 +16,6 @@ from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update_rows import Update
-from tests.support.call_counts import on_launch
 from tests.support.exchange_facts import BY_TENS, OWNERS, python_owner, rule_of
 from tests.support.helpers import new_table, on, sized
 from tests.support.parts import Part, by_part, forward_parts
@@ -27,7 +23,7 @@ from tests.support.step_oracle import flat
 from tests.support.steps import apply_updates
 
 KINDS = {"hbm": {}, "hybrid": {"init_capacity": 64, "max_capacity": 1 << 16}}
-DTYPES = ["float32", "float16", "bfloat16"]
+DTYPES = ["float32", "float16", "bfloat16", "float64"]
 POOLS = {
     "int64": [-(2**63), 2**63 - 1, -2, -1, *range(8)],
     "uint64": [2**64 - 1, 2**63, 2**63 - 1, *range(8)],
@@ -164,7 +160,7 @@ def mixed_cases(number):
         ragged = [[pool[k] for k in rng.integers(0, len(pool), 4)] for _ in range(12)]
         weights = [[0.5] * 4 for _ in range(12)] if i % 4 < 3 else None
         kind, dim = list(KINDS)[i % 2], (4, 3, 8, 1, 33)[i % 5]
-        formats = (kind, dim, DTYPES[i // 2 % 3], list(POOLS)[i % 3], COMBINERS[i % 3])
+        formats = (kind, dim, DTYPES[i // 2 % 4], list(POOLS)[i % 3], COMBINERS[i % 3])
         cases.append(TableCase(*formats, ragged, weights, 3, OWNERS[i // 2 % 5]))
     return cases
 
@@ -187,13 +183,14 @@ def test_the_ranks_do_not_show_on_any_backend(backend, ranks):
         ([1, 3], "Received: 1 to 3"),
         ([0], "Received: 0 to 0"),
         ([-1, 3], "Received: -1 to 3"),
+        ([0, 1 << 62, 3], "with a fall"),
+        ([2, 300, -5, 1, 3], "Received: 2 to 3"),
     ],
 )
-@pytest.mark.parametrize("number", [0, 2])
-def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(
-    backend, ranks, number, splits, text
-):
-    """They are found by a kernel and known before a key is sent: no table has changed."""
+@pytest.mark.parametrize("size", [1, 2])
+def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(backend, ranks, size, splits, text):
+    """They are found by a kernel and known before a key is sent or a row is read: no table has
+    changed."""
 
     def program(comm):
         tables = [new_table(backend, 2 + i, name=f"t{i}") for i in range(3)]
@@ -202,19 +199,23 @@ def test_wrong_splits_of_one_rank_fail_the_lookup_on_all_ranks(
             for table, n in zip(tables, (3, 0, 3), strict=True)
         ]
         forward_parts(backend, comm, [parts[1]] * 3)  # nothing is right
-        wrong = list(parts)
-        error = CommunicatorError
-        if comm.rank == 1:
-            wrong[number] = parts[number]._replace(row_splits=backend.from_host(np.array(splits)))
-            error = ValueError
-        message = f"table 't{number}' must rise from 0 to the number of its keys, 3. .*{text}"
-        with pytest.raises(error, match=message):
-            forward_parts(backend, comm, wrong)
-        assert [table.size for table in tables] == [0, 0, 0]
-        forward_parts(backend, comm, parts)  # the ranks are still in step
-        assert sum(table.size for table in tables) == 4 - 2 * comm.rank
+        held = 0
+        for number in (0, 2):  # new keys, and then known ones
+            wrong = list(parts)
+            error = CommunicatorError
+            if comm.rank == size - 1:
+                given = backend.from_host(np.array(splits))
+                wrong[number] = parts[number]._replace(row_splits=given)
+                error = ValueError
+            message = f"table 't{number}' must rise from 0 to the number of its keys, 3. .*{text}"
+            with pytest.raises(error, match=message):
+                forward_parts(backend, comm, wrong)
+            assert sum(table.size for table in tables) == held
+            forward_parts(backend, comm, parts)  # the ranks are still in step
+            held = 6 if size == 1 else 4 - 2 * comm.rank
+            assert sum(table.size for table in tables) == held
 
-    ranks(2, program, backend)
+    ranks(size, program, backend)
 
 
 RULES = [MOD, HASH, OneRank(0), OneRank(1), FunctionOfKeys("f", max), BY_TENS]
@@ -300,7 +301,8 @@ def test_a_table_that_comes_twice_is_asked_at_its_owner(backend, ranks, owner):
     keys = np.array([-(2**63), -11, -1, 0, 7, 19, 2**63 - 1])
 
     def program(comm):
-        table = new_table(backend, owner=rule_of(owner, comm.size))
+        options = {"evict_strategy": "kLfu", "owner": rule_of(owner, comm.size)}
+        table = new_table(backend, 4, "hybrid", **options)
         n = 0 if comm.rank == 1 else len(keys)
         parts = [
             Part(table, *on(backend, some, np.arange(n + 1)), None, "sum")
@@ -318,90 +320,11 @@ def test_a_table_that_comes_twice_is_asked_at_its_owner(backend, ranks, owner):
             assert dict(
                 zip(backend.to_host(each.keys).tolist(), sums, strict=True)
             ) == dict.fromkeys(mine, comm.size - 1)
-        assert table.size == len(mine)
+        assert (table.size, table.num_lookups) == (len(mine), 1)
+        scores = backend.to_host(table.scores(table.export()[0])).tolist()
+        assert scores == [1] * len(mine), "a key has counted for each part"
 
     ranks(3, program, backend)
-
-
-class Counts(NamedTuple):
-    launches: int = 0
-    waits: int = 0
-    collectives: int = 0
-
-
-@pytest.fixture
-def count(backend, monkeypatch):
-    """Returns a function that gives what the calling thread has done since it called last."""
-    counts, given = Counter(), Counter()
-
-    def counted(what, function):
-        def counting(*arguments):
-            counts[threading.get_ident(), what] += 1
-            return function(*arguments)
-
-        return counting
-
-    on_launch(backend, monkeypatch, counted("launches", lambda kernel: None))
-    monkeypatch.setattr(backend, "to_host", counted("waits", backend.to_host))
-    alltoallv = ThreadsCommunicator._alltoallv
-    monkeypatch.setattr(ThreadsCommunicator, "_alltoallv", counted("collectives", alltoallv))
-
-    def new():
-        mine = [(threading.get_ident(), what) for what in Counts._fields]
-        result = Counts(*(counts[each] - given[each] for each in mine))
-        for each in mine:
-            given[each] = counts[each]
-        return result
-
-    return new
-
-
-# Pooling and the gradient by the weights have a kernel for each row format: one table has one
-# format, the others have three. Of the waits of
-# a forward two are for messages, of a backward one; the others are for how many keys are distinct
-# and how many were found.
-FORWARD = {1: Counts(10, 4, 2), 40: Counts(12, 4, 2)}
-BACKWARD = {1: Counts(12, 2, 1), 40: Counts(14, 2, 1)}
-# A GPU numbers the tables of the keys itself: for messages, for tables that are on one rank, and
-# once for each of the six other rules of owners and types of keys (owner.py).
-NUMBERING = 8
-# It numbers distinct keys in a launch less, counts digits of labels, where that is not done by the
-# way, and sorts by them: of so few in one pass. Launches more of a forward, and of a backward.
-SORTING = 2 - 1, 2 + 1 - 1
-
-
-@pytest.mark.parametrize("num_tables", [1, 40])
-def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
-    backend, ranks, count, num_tables
-):
-    cases = mixed_cases(num_tables)
-
-    def program(comm):
-        tables = [case.table(backend, i, comm.size) for i, case in enumerate(cases)]
-        steps(backend, comm, cases, [0, 3, 8], tables)  # all keys are known then
-        rows = slice(0, 4) if comm.rank == 0 else slice(4, 12)
-        parts = [case.part(backend, table, rows) for case, table in zip(cases, tables, strict=True)]
-        grads = [backend.from_host(case.out_grads(rows, 3)) for case in cases]
-        count()
-        _, context = forward_parts(backend, comm, parts)
-        forward = count()
-        lookup.backward(backend, grads, context)
-        return forward, count()
-
-    forward, backward = FORWARD[num_tables], BACKWARD[num_tables]
-    if backend.name == "cuda":
-        forward = forward._replace(launches=forward.launches + SORTING[0])
-        backward = backward._replace(launches=backward.launches + SORTING[1])
-        if num_tables > 1:
-            forward = forward._replace(launches=forward.launches + NUMBERING)
-    if ranks.by_transport:
-        # Keys are packed and unpacked on the device. Counts go by the host; rows and gradients
-        # are not copied to it.
-        forward = forward._replace(launches=forward.launches + 2, waits=3, collectives=1)
-        backward = backward._replace(waits=1, collectives=0)
-    expected = [forward, backward]
-    for told in ranks(2, program, backend):
-        assert list(told) == expected
 
 
 TIERS = {"max_hbm_for_vectors": 60 * 8 / 2**30}

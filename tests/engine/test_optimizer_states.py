@@ -25,6 +25,7 @@ from sok_lite.engine.rows.column import StateOwner
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table.content import take
 from sok_lite.engine.table.restore import restore
+from sok_lite.engine.update import make_states
 from tests.support import reference_updates
 from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_updates
@@ -107,36 +108,6 @@ def test_each_optimizer_has_its_own_states(backend, options, rules, in_turn):
             assert (of_others == np.float32(optimizer.rule.states[name])).all()
 
 
-REMOVALS = {
-    "erase": lambda table: table.erase(np.arange(5)),
-    "expire": lambda table: table.expire(num_lookups=1),
-    "evict": lambda table: None,
-    "clear": lambda table: table.clear(),
-}
-
-
-@pytest.mark.parametrize("removal", REMOVALS)
-def test_a_key_that_comes_back_has_the_initial_states_of_every_optimizer(backend, removal):
-    options = {"on_refused": "ignore", "init_capacity": 64, "max_capacity": 64}
-    table = new_table(backend, DIM, "hybrid", **options)
-    keys = np.arange(5)
-    optimizers = [Optimizer(Adagrad(), 5), Optimizer(Ftrl(), 5), Optimizer(Adagrad(), 5)]
-    table.lookup(keys)
-    for optimizer in optimizers:
-        optimizer.step = 1
-        take_step(table, optimizer, keys, np.ones((5, DIM)))
-        assert (states_of(table, optimizer)["accumulator"] == np.float32(1.1)).all()
-    rest = np.arange(100, 2000) if removal == "evict" else np.arange(100, 110)
-    for some in np.array_split(rest, 40 if removal == "evict" else 2):
-        table.lookup(some)
-    REMOVALS[removal](table)
-    assert not backend.to_host(table.contains(keys)).any()
-    table.lookup(keys)
-    for optimizer in optimizers:
-        for name, state in states_of(table, optimizer).items():
-            assert (state == np.float32(optimizer.rule.states[name])).all(), name
-
-
 @pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
 @pytest.mark.parametrize("in_a_cycle", [False, True], ids=["plain", "in a cycle"])
 def test_states_of_an_optimizer_that_is_gone_give_their_memory_back(backend, options, in_a_cycle):
@@ -160,31 +131,6 @@ def test_states_of_an_optimizer_that_is_gone_give_their_memory_back(backend, opt
     gc.collect()
     apply_updates([update_of(table, SGD(), [1], [[0, 0, 0]])], 0.1, 1)
     assert (table.store.used_bytes, table.store.state_names) == (used, [])
-
-
-def test_memory_that_is_not_there_leaves_table_and_optimizers_as_they_were(backend, monkeypatch):
-    table, keys = new_table(backend, DIM), np.arange(5)
-    before = rows_of(table, keys)
-    first, second = Optimizer(Adam(), 5), Optimizer(Adam(), 5)
-    first.step = second.step = 1
-    take_step(table, first, keys, np.ones((5, DIM)))
-    before, names = rows_of(table, keys), table.store.state_names
-    real, calls = backend.first_chunk, []
-
-    def fails_for_the_second_state(num_bytes):
-        calls.append(num_bytes)
-        if len(calls) > 1:
-            raise MemoryError("no more")
-        return real(num_bytes)
-
-    monkeypatch.setattr(backend, "first_chunk", fails_for_the_second_state)
-    with pytest.raises(MemoryError, match="no more"):
-        take_step(table, second, keys, np.ones((5, DIM)))
-    monkeypatch.undo()
-    assert table.store.state_names == names
-    np.testing.assert_array_equal(rows_of(table, keys), before)
-    take_step(table, second, keys, np.ones((5, DIM)))
-    assert (states_of(table, second)["m"] == np.float32(0.1)).all()
 
 
 def adagrads(count, num_keys):
@@ -453,3 +399,33 @@ def test_a_dropped_state_begins_anew(backend, options):
     take_step(table, other, KEYS, grads)
     momentum = all_states(table)["momentum"]
     np.testing.assert_allclose(np.abs(momentum), np.abs(0.1 * grads), rtol=1e-5)
+
+
+# ---- by key
+
+
+@pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
+def test_a_state_of_a_key_without_a_row_is_refused(backend, options):
+    table, rows = new_table(backend, DIM, **options), backend.from_host(np.arange(40))
+    table.find_or_insert(rows)
+    make_states([table], [{"accumulator": (DIM, 0.25)}], None)
+    keys = backend.from_host(np.array([1, 50, 51, 50]))
+    ones = backend.from_host(np.ones((4, DIM), np.float32))
+    with pytest.raises(ValueError, match="cannot be set for 2 of 3 keys"):
+        table.assign_state("accumulator", keys, ones)
+    with pytest.raises(ValueError, match=r"shape \(4, 3\).*Received: shape \(4, 2\)"):
+        table.assign_state("accumulator", keys, ones[:, :2])
+    read = backend.to_host(table.read_state("accumulator", rows))
+    np.testing.assert_array_equal(read, np.full((40, DIM), 0.25))
+
+
+def test_states_of_several_tables_are_made_for_each_optimizer(backend):
+    tables = [new_table(backend, DIM, name=name) for name in "ab"]
+    owner, other = adagrads(2, 0)
+    kinds = [{"m": (DIM, 0.0), "v": (DIM, 0.0)}] * 2
+    make_states(tables[1:], kinds[1:], owner)
+    make_states(tables, kinds, other)
+    its = ["m (2)", "v (2)"]
+    assert [table.store.state_names for table in tables] == [["m", "v"], ["m", "v", *its]]
+    make_states(tables, kinds, owner)
+    assert [table.store.state_names for table in tables] == [["m", "v", *its]] * 2

@@ -12,9 +12,8 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files import saved_file
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.table import content as content_module
 from sok_lite.engine.table import restore as restore_module
-from sok_lite.engine.table.content import SavedPart, SavedParts, SavedRows, take
+from sok_lite.engine.table.content import SavedPart, SavedParts, SavedRows
 from sok_lite.engine.table.content import State as OptimizerState
 from sok_lite.engine.table.restore import restore
 from tests.conftest import QUICK
@@ -194,30 +193,6 @@ def test_rows_of_an_older_file_are_not_those_of_another_parts_key(monkeypatch):
     restore(table, SavedParts.of([first, second]))
     rows = table.store.read(table.find([0, 105]))
     assert rows[:, 0].tolist() == [901, 206]
-
-
-@pytest.mark.parametrize("rows", [1, 2, 7, 100])
-def test_a_full_table_comes_back_piece_by_piece(backend, monkeypatch, rows):
-    """Each key in its slot; one that two keys of different pieces have is refused."""
-    monkeypatch.setattr(content_module, "_CHUNK_BYTES", rows * 4 * DIM)
-    options = ROOMY | {"max_capacity": 64, "on_refused": "ignore", "init_capacity": 64}
-    table, other = (new_table(backend, DIM, **options) for _ in range(2))
-    rng = np.random.default_rng(0)
-    table.find_or_insert([INT64.max, INT64.min])
-    while table.size < 66:
-        table.find_or_insert(rng.integers(-1000, 1000, 5))
-    saved = take(table)
-    restore(other, saved)
-    audit(other)
-    again = take(other)
-    for name in ("slots", "stamps"):
-        np.testing.assert_array_equal(again.columns[name], saved.columns[name])
-    slots = saved.columns["slots"].copy()
-    one, two = np.flatnonzero(slots // table.index.bucket == 1)[[0, -1]]
-    slots[one] = slots[two]
-    with pytest.raises(ValueError, match="keys and slots contradict"):
-        restore(other, saved._replace(columns={**saved.columns, "slots": slots}))
-    np.testing.assert_array_equal(take(other).columns["slots"], saved.columns["slots"])
 
 
 def peak_of(call, table):

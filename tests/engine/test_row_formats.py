@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.dtypes import bfloat16_to_float32, row_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 from tests.engine.test_alignment import placed
@@ -20,7 +20,6 @@ from tests.support.pooled import gather_rows
 
 DTYPES = ["float64", "int32", "int64", "int8"]
 INTEGERS = DTYPES[1:]
-DIMS = [1, 3, 4, 16, 33]
 OPTIONS = {
     "hbm": {},
     "hybrid": {"init_capacity": 64, "max_capacity": 1 << 14},
@@ -109,25 +108,6 @@ def test_a_factor_may_be_any_whole_number_and_any_float(backend):
 # -------------------------------------------------------------------- what is small
 
 
-def test_rows_of_zeros_and_small_rows_are_known(backend, kind, dtype):
-    table = make(backend, kind, dtype, 2)
-    least = 5e-324 if dtype == "float64" else 1
-    most = 1e300 if dtype == "float64" else np.iinfo(dtype).min
-    rows = np.array([[0, 0], [0, least], [-least, 0], [0, most], [2, -3]], dtype)
-    table.insert_or_assign(np.arange(5), backend.from_host(rows))
-    assert table.num_zero_rows() == 1
-
-    def above(cutoff):
-        return backend.to_host(table.export(cutoff=cutoff)[0]).tolist()
-
-    assert above(least) == [1, 2, 3, 4]
-    assert above(2 * least) == [3, 4]
-    assert above(3.5) == [3]
-    assert above(float("inf")) == []
-    assert table.erase_below(3.5) == 4
-    assert backend.to_host(table.export()[0]).tolist() == [3]
-
-
 @given(st.data())
 @example(data=None)
 def test_what_is_below_a_cutoff_is_what_exact_numbers_say(data):
@@ -136,20 +116,26 @@ def test_what_is_below_a_cutoff_is_what_exact_numbers_say(data):
         pairs += [("int64", -(2**63), 2.0**63), ("int64", -(2**63), np.inf), ("int8", 0, 1e-320)]
         pairs += [("float32", 1e-45, 1e-50), ("float32", 0.0, 1e-50), ("float32", 1.0, 1 + 1e-9)]
         pairs += [("float16", -6e-8, 1e-7), ("float16", 65504.0, 1e39), ("float32", -1.0, 1.0)]
+        pairs += [("bfloat16", -0.3, 0.3), ("bfloat16", 0.25, 0.25), ("bfloat16", -0.25, 0.2501)]
+        pairs += [("float64", -5e-324, 5e-324), ("float64", 0.0, 5e-324), ("float64", 1e300, 2e300)]
+        assert not row_dtype("float32").is_below(np, np.float32([np.nan]), np.inf)
     else:
-        name = data.draw(st.sampled_from([*INTEGERS, "float16", "float32"]))
+        name = data.draw(st.sampled_from([*INTEGERS, "float16", "bfloat16", "float32", "float64"]))
         cutoff = st.floats(min_value=0, exclude_min=True) | st.integers(1, 2**64).map(float)
         if name in INTEGERS:
             info = np.iinfo(name)
             value = st.integers(info.min, info.max)
         else:
-            value = st.floats(width=np.finfo(name).bits, allow_nan=False, allow_infinity=False)
+            width = 32 if name == "bfloat16" else np.finfo(name).bits
+            value = st.floats(width=width, allow_nan=False, allow_infinity=False)
         pairs = [(name, data.draw(value), data.draw(cutoff))]
     for name, value, cutoff in pairs:
-        stored = np.array([[value]], name)
-        exact = fractions.Fraction(stored.item())  # of what is stored
+        kind = row_dtype(name)
+        stored = kind.to_storage(np, np.array([[value]], "f4" if name == "bfloat16" else name))
+        kept = bfloat16_to_float32(np, stored) if name == "bfloat16" else stored
+        exact = fractions.Fraction(kept.item())
         below = cutoff == np.inf or abs(exact) < fractions.Fraction(cutoff)
-        assert row_dtype(name).is_below(np, stored, cutoff).tolist() == [[below]]
+        assert kind.is_below(np, stored, cutoff).tolist() == [[below]]
 
 
 # -------------------------------------------------------------------- what is refused

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.segments import Terms, group, segment_sum, segment_sums
-from tests.support.call_counts import Counts, can_count, counts_of
 from tests.support.distinct_keys import TABLES, assert_distinct, distinct_of, some_keys
 from tests.support.helpers import on, sized
 from tests.support.pooled import gather_rows
 from tests.support.reference import sum_in_pieces
-from tests.support.simt.backend import is_simulated
 
 SIZES = [0, 1, 31, 33, 1000, 100_003]
 
@@ -131,27 +129,6 @@ def test_sums_go_into_memory_that_is_given(backend):
     assert segment_sums(backend, groups, given, out) is out
     for sums, wanted in zip(out, expected, strict=True):
         np.testing.assert_array_equal(backend.to_host(sums), wanted)
-
-
-@pytest.mark.parametrize("num_tables", [1, 26, 300])
-def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, num_tables):
-    if not can_count(backend):
-        pytest.skip("nobody counts what is asked of this GPU")
-    sizes = [40] * num_tables
-    inverse, begin, starts, terms, _ = many_tables(sizes, 3, dims=(4, 3))
-    labels, keys = on(backend, inverse, inverse.astype(np.int64))
-    given = terms_on(backend, terms)
-    is_gpu = is_simulated(backend)
-    counts = counts_of(backend, lambda: dedup(backend, keys, begin))
-    of_gpu = (3, 0, 1, 1, 0, 8 * (num_tables + 1))
-    assert counts == (Counts(*of_gpu) if is_gpu else Counts(4))
-    counts = counts_of(
-        backend, lambda: segment_sums(backend, group(backend, labels, begin, starts), given)
-    )
-    # A GPU counts digits, sorts by each of 9 bits at most, and finds the groups. Its launch has
-    # room for the arguments of 290 tables' sums.
-    passes, sums = 2 if starts[-1] > 512 else 1, 4 if num_tables == 300 else 2
-    assert counts == (Counts(2 + passes + sums, 0, 1) if is_gpu else Counts(3))
 
 
 # ---- one table

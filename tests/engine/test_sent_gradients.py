@@ -1,7 +1,5 @@
 """Gradients that travel as bfloat16, against float64 of NumPy; and how many bytes travel."""
 
-import threading
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +10,6 @@ from sok_lite.backend.ragged import split_offsets
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
-from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, on, sized
 from tests.support.parts import Part, by_part, carried, forward_parts
 from tests.support.step_oracle import flat, key_gradients, random_ragged
@@ -147,40 +144,6 @@ def test_what_is_not_finite_arrives(backend, bad):
     np.testing.assert_array_equal(arrived[1], [np.inf if np.isfinite(bad) else bad, 1])
     ((alone,),) = run_ranks(1, program)  # by itself it rounds nothing
     np.testing.assert_array_equal(alone[1], grads)
-
-
-def test_launches_and_collectives_do_not_depend_on_the_number_of_tables(backend, monkeypatch):
-    """Each way once: rounding and widening. Keys of one table alone need no numbers of tables."""
-    counts = Counter()
-    alltoallv = ThreadsCommunicator._alltoallv
-
-    def launched(kernel):
-        counts[threading.get_ident(), kernel] += 1
-
-    def counting_alltoallv(comm, *args):
-        counts[threading.get_ident(), "collectives"] += 1
-        return alltoallv(comm, *args)
-
-    on_launch(backend, monkeypatch, launched)
-    monkeypatch.setattr(ThreadsCommunicator, "_alltoallv", counting_alltoallv)
-
-    def program(comm, num_tables):
-        tables = [new_table(backend, 3, rounds_gradients=True) for _ in range(num_tables)]
-        parts = [PartCase(i) for i in range(num_tables)]
-        batch = [([[1], [2]], None, np.ones((2, 3), np.float32))] * num_tables
-        told = []
-        for _ in range(2):  # new keys, then known ones
-            call(backend, comm, tables, parts, batch)
-            mine = {what: n for (who, what), n in counts.items() if who == threading.get_ident()}
-            told.append(mine)
-        return {what: told[1][what] - told[0][what] for what in told[1]}
-
-    for one, many in zip(
-        *(run_ranks(2, lambda c, n=n: program(c, n)) for n in (2, 9)), strict=True
-    ):
-        assert one == many
-        assert one["collectives"] == 3
-        assert one["sent_gradients_round"] == one["sent_gradients_widen"] == 1
 
 
 def test_nobody_takes_bytes_of_one_format_for_those_of_the_other():

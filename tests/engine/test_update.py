@@ -5,16 +5,15 @@ import pytest
 
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
+from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.optimizers import SGD, Adam, Momentum
+from sok_lite.engine.optimizers import SGD, Momentum
 from sok_lite.engine.table import make_table
+from sok_lite.engine.table.row_cache import cache_rows
 from sok_lite.engine.update import NonFiniteGradientError
 from sok_lite.engine.update_rows import Update
-from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, update_of
 from tests.support.parts import Part, by_part, forward_parts
-from tests.support.simt import device
-from tests.support.simt.backend import is_simulated
 from tests.support.steps import apply_gathered, apply_updates
 
 
@@ -63,17 +62,6 @@ def test_an_update_is_a_lookup_where_the_table_wants_it(backend, sees, var_type)
     scores = table.backend.to_host(table.scores(backend.from_host(np.array([1, 2, 3, 4]))))
     assert scores.tolist() == ([1, 2, 3, 3] if sees else [1, 1, 2, 2])
     np.testing.assert_array_equal(rows_of(table)[2], [-1, -1])
-
-
-def test_nonfinite_gradients_are_counted(backend):
-    table = new_table(backend, dim=2)
-    table.find_or_insert(backend.from_host(np.array([1, 2, 3])))
-    grads = [[np.nan, 0], [1, 1], [np.inf, np.nan]]
-    count = backend.xp.ones(1, np.int64)
-    for each in (count, None):
-        apply_updates([update_of(table, SGD(), [1, 2, 3], grads)], 1.0, 1, num_nonfinite=each)
-    assert int(count[0]) == 1 + 2
-    assert np.isnan(rows_of(table)[1][0])
 
 
 def test_what_does_not_fit_is_an_error_before_anything_changes(backend):
@@ -189,99 +177,6 @@ def updates_of(tables, rule, gradients, of_gradient=True):
     ]
 
 
-class Counts:
-    """What is asked of a backend: the kernels that are launched, and how often one waits."""
-
-    def __init__(self, backend, monkeypatch):
-        self.kernels, self.waits = [], 0
-        to_host = backend.to_host
-
-        def waited(array):
-            self.waits += 1
-            return to_host(array)
-
-        on_launch(backend, monkeypatch, self.kernels.append)
-        monkeypatch.setattr(backend, "to_host", waited)
-
-
-@pytest.mark.parametrize("num_tables", [1, 26, 40])
-@pytest.mark.parametrize(
-    ("dtypes", "kernels"),
-    [
-        (["float32"], {"update_adam_f32"}),
-        (
-            ["float32", "float16", "bfloat16"],
-            {"update_adam_f32", "update_adam_f16", "update_adam_bf16"},
-        ),
-    ],
-    ids=["float32", "mixed"],
-)
-def test_an_update_of_a_gradient_waits_for_nothing_and_takes_two_launches(
-    backend, monkeypatch, num_tables, dtypes, kernels
-):
-    """Where rows have several formats, one more for each."""
-    tables = mixed_tables(backend, num_tables, dtypes)
-    rule = Adam()
-    for number in (1, 2):  # the first makes the states
-        gradients = gradients_of(backend, tables, [3, 1, 4, 1, 5, 9])
-        updates = updates_of(tables, rule, gradients)
-        with monkeypatch.context() as patch, device.counted() as counts:
-            counted = Counts(backend, patch)
-            apply_updates(updates, 0.1, number)
-    expected = ["find_with_hint", *(["update_adam_f32"] if num_tables == 1 else sorted(kernels))]
-    assert sorted(counted.kernels) == expected
-    assert counted.waits == 0
-    if is_simulated(backend):
-        assert (counts["kernels"], counts["waits"]) == (len(expected), 0)
-
-
-@pytest.mark.parametrize("num_tables", [1, 26])
-@pytest.mark.parametrize(
-    ("change", "waits", "num_launches", "of_gpu"),
-    # One more wait of a GPU for whether some have no row, where it does not come with another; and
-    # a launch that notes which keys change, where they are not known to be those of the lookup. It
-    # numbers distinct keys in a launch less, and groups them in two more.
-    [
-        ("nothing", 1, 2, 0),
-        ("repeated", 1 + 1 + 1, 2 + 4 + 3 + 2, 2 - 1),
-        ("filtered", 1 + 1, 4 + 3, -1),
-    ],
-)
-def test_launches_of_other_keys_do_not_depend_on_the_number_of_tables(
-    backend, monkeypatch, num_tables, change, waits, num_launches, of_gpu
-):
-    tables = mixed_tables(backend, num_tables, ["float32"])
-    # At most 512 distinct ones of all tables: a GPU sorts by 9 bits of their numbers at a time.
-    gradients = gradients_of(backend, tables, np.arange(36))
-    updates = updates_of(tables, SGD(), gradients, of_gradient=False)
-    xp = backend.xp
-    index = {
-        "nothing": np.arange(36),
-        "repeated": np.arange(36) // 2,
-        "filtered": np.arange(0, 36, 3),
-    }[change]
-    at = backend.from_host(index)
-    updates = [
-        update._replace(keys=xp.take(update.keys, at), grads=xp.take(update.grads, at, axis=0))
-        for update in updates
-    ]
-    with monkeypatch.context() as patch:
-        counted = Counts(backend, patch)
-        apply_updates(updates, 1.0, 1)
-    if backend.name == "cuda":
-        num_launches += of_gpu
-    assert len(counted.kernels) == num_launches
-    if backend.name == "cpu":
-        waits = int(change != "nothing")  # for how many keys are distinct: counts are there
-    assert counted.waits == waits
-    for table in tables:
-        expected = {k: np.full(table.dim, k, np.float64) for k in range(40)}
-        for i in index.tolist():
-            expected[i] = expected[i] - (i + 1)
-        for key, row in rows_of(table).items():
-            np.testing.assert_array_equal(row, expected[key])
-
-
 @pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
@@ -302,25 +197,6 @@ def test_rows_are_those_that_keys_have_at_the_update(backend, kind, change, of_g
 
 
 @pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
-def test_keys_that_were_evicted_come_back_and_no_other_row_is_touched(backend, of_gradient):
-    """Their places belong to other keys by now."""
-    table = new_table(backend, 4, "hybrid", max_capacity=64, on_refused="ignore")
-    gradients = gradients_of(backend, [table], np.arange(40))
-    for first in range(1000, 1400, 40):
-        table.lookup(backend.from_host(np.arange(first, first + 40)))
-    before = rows_of(table)
-    assert not set(range(40)) <= set(before)
-    apply_updates(updates_of([table], SGD(), gradients, of_gradient), 1.0, 1)
-    after = rows_of(table)
-    refused = set(range(40)) - set(after)
-    assert len(refused) < 10
-    assert table.statistics().not_updated_total == len(refused)
-    for key, row in after.items():
-        first = before.get(key, np.float32(key))
-        np.testing.assert_array_equal(row, first - (key + 1 if key < 40 else 0))
-
-
-@pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
 def test_gradients_that_were_changed_or_are_not_the_last_are_as_good(backend, of_gradient):
     """Steps may overlap: a table keeps the keys of one gradient only. A program may clip them."""
     tables = [new_table(backend, 2), new_table(backend, 3, "hybrid")]
@@ -335,51 +211,66 @@ def test_gradients_that_were_changed_or_are_not_the_last_are_as_good(backend, of
         assert rows == {5: 5 - 1, 6: 6 - 2 - 3, 7: 7 - 3 - 0.5, 8: 8 - 1.5, 9: 9 - 4}
 
 
-def test_a_table_that_comes_twice_with_the_same_gradient_sums_it(backend):
-    table, other = new_table(backend, 2), new_table(backend, 3)
-    gradients = gradients_of(backend, [table, other], [5, 6])
-    updates = updates_of([table, other], Momentum(), gradients)
-    # Two steps one after the other would end elsewhere.
-    apply_updates([updates[0], updates[1], updates[0]], 1.0, 1)
-    assert {key: row[0] for key, row in rows_of(table).items()} == {5: 5 - 2, 6: 6 - 4}
-    assert {key: row[0] for key, row in rows_of(other).items()} == {5: 5 - 1, 6: 6 - 2}
+# ---- stochastic rounding: it depends on keys, steps and tables alone
 
 
-def test_many_mixed_tables_are_updated_as_one_by_one(backend):
-    """Some with keys of a gradient, some with fewer, some with keys that repeat, some with none."""
+def float32_rows(table):
+    values = table.backend.to_host(table.export()[1])
+    if table.row_dtype.name == "bfloat16":
+        values = bfloat16_to_float32(np, values)
+    return values.astype(np.float32)
+
+
+def rounded_table(backend, keys, grads, *, name="t", steps=(1, 2, 3), kind="hbm", **options):
+    """A table of these keys after some steps with stochastic rounding."""
+    table = new_table(backend, grads.shape[1], kind, name=name, dtype="bfloat16", **options)
+    table.find_or_insert(backend.from_host(keys))
+    for step in steps:
+        part = update_of(table, SGD(), keys, grads)
+        apply_updates([part], 0.01, step, stochastic_rounding=True)
+    return table
+
+
+def test_stochastic_rounding_of_a_key_is_the_same_in_any_company(backend):
     rng = np.random.default_rng(0)
-    together, apart = (mixed_tables(backend, 12) for _ in range(2))
-    updates = []
-    for tables in (together, apart):
-        gradients = gradients_of(backend, tables, np.arange(50) * 3)
-        updates.append(updates_of(tables, Adam(), gradients))
-    for i in range(12):
-        if i % 3:
-            some = rng.permutation(50)[: 10 + i], rng.integers(0, 50, 60), np.zeros(0, int)
-            at = backend.from_host(some[i % 5 % 3])
-            for each in updates:
-                key_dtype = each[i].table.key_dtype
-                keys, grads = key_dtype.from_int64(backend.xp, each[i].keys[at]), each[i].grads[at]
-                each[i] = each[i]._replace(keys=keys, grads=grads, of_gradient=False)
-    apply_updates(updates[0], 0.1, 1, stochastic_rounding=True)
-    for update in updates[1]:
-        apply_updates([update], 0.1, 1, stochastic_rounding=True)
-    for one, other in zip(together, apart, strict=True):
-        rows = rows_of(other)
-        for key, row in rows_of(one).items():
-            np.testing.assert_array_equal(row, rows[key])
+    keys = rng.permutation(10_000)[:1000]
+    grads = rng.normal(size=(1000, 5)).astype(np.float32)
+    whole = rounded_table(backend, keys, grads)
+    held = dict(zip(whole.export()[0].tolist(), float32_rows(whole), strict=True))
+    # As two ranks would hold them, and in another order of rows.
+    parts = [np.flatnonzero(keys % 2 == 0), np.flatnonzero(keys % 2), rng.permutation(1000)]
+    tables = [rounded_table(backend, keys[part], grads[part]) for part in parts]
+    # Of other types of keys and kinds of tables, and where keys come twice.
+    for key_type in ("int32", "uint64"):
+        tables.append(rounded_table(backend, keys.astype(key_type), grads, key_type=key_type))
+    hybrid = {"kind": "hybrid", "max_capacity": 4096}
+    tables.append(rounded_table(backend, np.tile(keys, 2), np.tile(grads / 2, (2, 1)), **hybrid))
+    for table in tables:
+        for key, row in zip(table.export()[0].tolist(), float32_rows(table), strict=True):
+            np.testing.assert_array_equal(row, held[key])
 
 
-def test_nonfinite_rows_of_many_tables_are_an_error_after_one_wait(backend, monkeypatch):
-    tables = mixed_tables(backend, 8)
-    gradients = gradients_of(backend, tables, np.arange(5))
-    gradients[6].row_grads[3, 0] = np.nan
-    before = [rows_of(table) for table in tables]
-    with monkeypatch.context() as patch:
-        counted = Counts(backend, patch)
-        with pytest.raises(NonFiniteGradientError, match="1 of 5 gradient rows of table 't6'"):
-            apply_updates(updates_of(tables, SGD(), gradients), 1.0, 1, on_nonfinite="error")
-    assert (counted.kernels, counted.waits) == (["find_with_hint", "count_nonfinite"], 1)
-    for table, rows in zip(tables, before, strict=True):
-        for key, row in rows_of(table).items():
-            np.testing.assert_array_equal(row, rows[key])
+def test_stochastic_rounding_after_a_remembered_lookup_is_the_same(backend):
+    rng = np.random.default_rng(0)
+    keys = rng.permutation(1000)[:100]
+    grads = rng.normal(size=(100, 5)).astype(np.float32)
+    found = rounded_table(backend, keys, grads, steps=[1])
+    remembered = new_table(backend, dim=5, name="t", dtype="bfloat16")
+    device_keys = backend.from_host(keys.astype(np.int64))
+    rows = remembered.find_or_insert(device_keys)
+    told = np.array([[remembered.row_version], [0], [1]])
+    cache_rows(backend, [remembered], [device_keys], [rows], told)
+    part = update_of(remembered, SGD(), keys, grads)
+    apply_updates([part], 0.01, 1, stochastic_rounding=True)
+    np.testing.assert_array_equal(float32_rows(remembered), float32_rows(found))
+
+
+def test_tables_steps_and_seeds_have_random_bits_of_their_own(backend):
+    keys = np.arange(1000) * 1000 + 1
+    grads = np.full((1000, 8), 2.0**-9 / 0.01, np.float32)  # half an ulp of numbers below 1
+    one = float32_rows(rounded_table(backend, keys, grads, steps=[1]))
+    for options in ({"name": "u"}, {"seed": 1}, {"steps": [2]}):
+        other = float32_rows(rounded_table(backend, keys, grads, **{"steps": [1], **options}))
+        assert (other != one).mean() > 0.2
+    again = float32_rows(rounded_table(backend, keys, grads, steps=[1]))
+    np.testing.assert_array_equal(again, one)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table.record import LAST_LOOKUP_NUMBER
 from tests.support.reference import ScoredTable
 
 
@@ -98,17 +99,12 @@ class Watched:
             self.oracle.scores.update(held)
 
     def erase(self, keys):
-        self._erased(self.table.erase(array(keys)), keys)
-
-    def erase_if(self, predicate, is_doomed):
-        """`predicate` of entries; `is_doomed(key, score)` says the same of one."""
-        doomed = [key for key, score in self.oracle.scores.items() if is_doomed(key, score)]
-        self._erased(self.table.erase_if(predicate), doomed)
+        self.note_erased(self.table.erase(array(keys)), keys)
 
     def expire(self, num_lookups):
         limit, seen = self.oracle.now - num_lookups, self.last_seen()
         doomed = [key for key, number in seen.items() if number <= limit]
-        self._erased(self.table.expire(num_lookups=num_lookups), doomed)
+        self.note_erased(self.table.expire(num_lookups=num_lookups), doomed)
 
     def last_seen(self):
         """{key: number of the lookup that last saw it}; for kLru they are the scores."""
@@ -125,12 +121,20 @@ class Watched:
     def set_epoch(self, epoch):
         self.table.epoch = self.oracle.epoch = epoch
 
+    def age(self):
+        """A lookup of nothing, before which the numbers of all lookups are halved."""
+        self.table.clock.now = LAST_LOOKUP_NUMBER
+        self.table.find_or_insert(array([]))
+        self.oracle.age(LAST_LOOKUP_NUMBER)
+        for numbers in (self.seen, self.gone):
+            numbers.update({key: number >> 1 for key, number in numbers.items()})
+
     def clear(self):
         self.table.clear()
         self._drop(list(self.oracle.rows))
         self.inserted = self.evicted = self.refused = self.erased = 0
 
-    def _erased(self, count, keys):
+    def note_erased(self, count, keys):
         held = set(keys) & self.oracle.rows.keys()
         assert count == len(held)
         self._drop(held)

@@ -16,6 +16,7 @@ _SAME = Initializer("constant", 0.3)
 _GROWS = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 1 << 20}
 _FULL = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}
 _HBM = {"var_type": "hbm"}
+_REPEATS = {"evict_strategy": "kLfu", "count_repeats": True}
 
 
 def _tiers(near_rows, dim):
@@ -50,6 +51,8 @@ KINDS = [
     Kind(9, "bfloat16", "int64", _UNIFORM, SGD(), _FULL | {"evict_strategy": "kEpochLfu"}),
     Kind(4, "float32", "uint64", _UNIFORM, Adam(), _FULL | {"evict_strategy": "kCustomized"}),
     Kind(64, "float32", "int64", _NORMAL, Adagrad(), _GROWS | _tiers(20, 64)),
+    Kind(3, "float32", "int64", _SAME, SGD(), _GROWS | _REPEATS),
+    Kind(3, "float32", "int64", _SAME, SGD(), _FULL | _REPEATS),
 ]
 
 

@@ -90,6 +90,14 @@ class ScoredTable(DictTable):
             return self.epoch * 2**32 + min(count, 2**32 - 1)
         return old if given is None else given
 
+    def age(self, last):
+        """Begins a lookup behind the number `last`: all numbers are halved, within scores too."""
+        self.now = (last >> 1) + 1
+        bits = {"kLru": 64, "kEpochLru": 32}.get(self.strategy, 0)
+        for key, score in self.scores.items():
+            number = score % 2**bits
+            self.scores[key] = score - number + (number >> 1)
+
     def drop(self, keys):
         """Removes keys that are there with their scores."""
         for key in keys:

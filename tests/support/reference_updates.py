@@ -269,14 +269,6 @@ def groupamsgrad(w, states, g, lr, step, h):
     _group_adam(w, states, g, lr, step, h)
 
 
-@rule("m", "v", **_ADAM)
-def lamb_by_row(w, states, g, lr, step, h):
-    """LAMB (You et al., 2019) of every row by itself, with Adam's "epsilon hat"."""
-    m, v = _moments(states, g, h)
-    r = _correction(h, step) * m / (np.sqrt(v) + h.epsilon)
-    w -= lr * _trust_ratio(w, r) * r
-
-
 def _trust_ratio(w, r):
     size, length = (np.sqrt((x**2).sum(axis=1, keepdims=True)) for x in (w, r))
     return np.where((size > 0) & (length > 0), size / (length + 1e-8), 1.0)

@@ -13,7 +13,7 @@ import pytest
 
 from sok_lite.backend.sources import kernel_folder
 from sok_lite.engine import optimizers
-from sok_lite.engine.optimizers import Adam, AdamW, Nadam, UpdateRule, rule
+from sok_lite.engine.optimizers import Adam, Nadam, UpdateRule, rule
 from tests.engine.optimizers.helpers import VARIANTS
 from tests.support import rule_formulas
 
@@ -113,43 +113,6 @@ def test_the_products_of_momenta_are_right_in_any_order_of_steps_and_settings():
 
 
 # ---------------------------------------------------------------- both languages
-
-
-def structs():
-    """The structs of scalars.h: the name of each, of its base, and its fields as (name, type)."""
-    text = re.sub("//.*", "", (kernel_folder() / "update" / "scalars.h").read_text())
-    found = re.findall(r"^struct (\w+) (?:: (\w+) )?\{(\};|.*?^\};)", text, re.S | re.M)
-    for name, base, body in found:
-        fields = [
-            (field, {"double": False, "Flag": True}[kind])
-            for kind, names in re.findall(r"^  (double|Flag) ([\w, ]+);", body, re.MULTILINE)
-            for field in names.split(", ")
-        ]
-        yield name, base, fields
-
-
-def test_both_languages_have_the_same_rules_with_the_same_fields():
-    known = {name: (base, fields) for name, base, fields in structs()}
-    for kind in [*RULES, UpdateRule, optimizers.group.GroupRule]:
-        if kind is AdamW:  # Adam with another default
-            continue
-        base, fields = known[kind.__name__]
-        assert base == ("" if kind is UpdateRule else kind.__base__.__name__)
-        while base:
-            base, inherited = known[base]
-            fields = [*inherited, *fields]
-        assert fields == [(each.name, each.type is bool) for each in dataclasses.fields(kind)], kind
-
-
-def test_every_rule_is_known_by_its_kernel_once():
-    text = (kernel_folder() / "update" / "scalars.h").read_text()
-    pairs = re.findall(r'entry<(\w+)>\("(\w+)"\)', text)
-    assert sorted(pairs) == sorted(
-        (kind.__name__, kind.kernel) for kind in RULES if kind is not AdamW
-    )
-    assert len({kernel for _, kernel in pairs}) == len(pairs)
-    numbers = {kind: rule._native(kind.kernel)[0] for kind in RULES}
-    assert numbers == {kind: [kernel for _, kernel in pairs].index(kind.kernel) for kind in RULES}
 
 
 def test_both_languages_have_room_for_the_numbers_of_every_rule():

@@ -78,52 +78,6 @@ def test_stochastic_rounding_is_of_the_float32_step(backend, rule, dtype):
         exact.store.write(numbers, backend.from_host(expected))
 
 
-@pytest.mark.parametrize(
-    "dtype, low, ulp",
-    [
-        ("bfloat16", -3.0, -(2.0**-6)),
-        ("bfloat16", 0.0, 2.0**-133),
-        ("float16", 1.0, 2.0**-10),
-        ("float16", 3 * 2.0**-24, 2.0**-24),
-    ],
-)
-@pytest.mark.parametrize("share", [0.03125, 0.90625])
-def test_the_mean_is_the_exact_value(dtype, low, ulp, share):
-    n, dim = 20_000, 5
-    x = np.full((n, dim), low + share * ulp, np.float32)
-    actual = rounded_by_the_kernel(CpuBackend(), x, some_keys(n), dtype).astype(np.float64)
-    went_up = (actual - low) / ulp
-    assert set(np.unique(went_up)) == {0.0, 1.0}
-    # Five standard errors, of each column and of all: one run in a million fails by chance, and
-    # keys and seed are fixed.
-    error = np.sqrt(share * (1 - share) / n)
-    np.testing.assert_allclose(went_up.mean(axis=0), share, rtol=0, atol=5 * error)
-    np.testing.assert_allclose(went_up.mean(), share, rtol=0, atol=5 * error / np.sqrt(dim))
-
-
-def test_roundings_of_neighbours_are_independent():
-    n, dim = 4000, 64
-    x = np.full((n, dim), 1 + 2.0**-8, np.float32)  # half way between two bfloat16 numbers
-
-    def went_up(keys, step=1, seed=5):
-        return (rounded_by_the_kernel(CpuBackend(), x, keys, "bfloat16", seed, step) > 1) - 0.5
-
-    keys = np.arange(n, dtype=np.int64)
-    one = went_up(keys)
-    pairs = {
-        "columns": (one[:, 1:], one[:, :-1]),
-        "columns a draw apart": (one[:, 4:], one[:, :-4]),
-        "keys": (one[1:], one[:-1]),
-        "keys and columns": (one[1:, 1:], one[:-1, :-1]),
-        "steps": (one, went_up(keys, step=2)),
-        "seeds": (one, went_up(keys, seed=6)),
-        "high halves of keys": (one, went_up(keys + 2**32)),
-    }
-    for name, (left, right) in pairs.items():
-        # Products are +-1/4: five standard errors of their mean.
-        assert abs((left * right).mean()) < 5 * 0.25 / np.sqrt(left.size), name
-
-
 def test_random_bits_do_not_depend_on_the_row_or_the_number_of_threads():
     x = np.random.default_rng(0).normal(size=(1000, 33)).astype(np.float32)
     order, keys, results = np.random.default_rng(1).permutation(1000), some_keys(1000), []

@@ -63,18 +63,14 @@ def test_two_tables_do_not_share_a_file(cpu, tmp_path):
         assert (other.read(rows) == number).all()
 
 
-def test_a_file_that_is_there_is_never_touched(cpu, tmp_path):
+def test_a_file_that_is_there_is_never_touched_and_one_in_no_folder_refused(cpu, tmp_path):
     path = tmp_path / "checkpoint"
     path.write_text("dear to me")
-    with pytest.raises(FileExistsError):
-        new_store(cpu, near_rows=10, far_path=path)
+    for wrong, error in ((path, FileExistsError), (path.parent / "no" / "c", FileNotFoundError)):
+        with pytest.raises(error):
+            new_store(cpu, near_rows=10, far_path=wrong)
     gc.collect()
     assert path.read_text() == "dear to me"
-
-
-def test_a_file_in_no_folder_is_refused(cpu, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        new_store(cpu, near_rows=10, far_path=tmp_path / "none" / "rows")
 
 
 def test_a_full_disk_leaves_the_store_whole(tmp_path):

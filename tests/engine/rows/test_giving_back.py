@@ -1,6 +1,7 @@
 """Memory of rows that nobody holds goes back to the system, and comes back for new keys."""
 
 import itertools
+import mmap
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import rule
 
 from scripts.bench.common.row_steps import ensure_state
+from sok_lite.backend import get_backend
 from tests.conftest import QUICK
 from tests.engine.rows.helpers import new_store
 from tests.engine.rows.test_tiers import KEYS, TierMachine
@@ -181,54 +183,15 @@ def test_ctrl_c_while_memory_goes_or_comes_back_leaves_the_table_whole(what):
     assert at > 30
 
 
-@pytest.mark.parametrize("how", ["expire", "clear"])
-def test_memory_goes_back_to_the_system(how):
-    # 64 + 64 + 64 bytes a key; the index has 16 more a slot.
-    program = """
-        import sys
-        import numpy as np
-        from sok_lite.backend import get_backend
-        from sok_lite.engine.optimizers import Adagrad, Adam
-        from scripts.bench.common.row_steps import ensure_state
-        from tests.support.helpers import new_table
-
-        def resident():  # MB
-            return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
-
-        table, n = new_table(get_backend("cpu"), 16), 1_500_000
-        ensure_state(table.store, "m", 0.0)
-        ensure_state(table.store, "accumulator", 0.1)
-        half = np.arange(n // 2), np.arange(n // 2, n)
-        empty = resident()
-
-        def fill(keys):
-            for some in np.array_split(keys, 10):
-                rows = table.find_or_insert(some)
-                read = table.store.read(rows, "accumulator")
-                assert (read == np.float32(0.1)).all() and not table.store.read(rows, "m").any()
-                ones = np.ones((some.size, 16), np.float32)
-                for name in table.store.state_names:
-                    table.store.write(rows, ones, name)
-
-        for keys in half:
-            fill(keys)
-        full = resident()
-        {"expire": lambda: table.expire(num_lookups=10), "clear": table.clear}[sys.argv[1]]()
-        table.find(half[1][:100])
-        after = resident()
-        told = table.statistics().near_bytes
-        assert (table.store.read(table.find(half[1])) == (half[1] % 1000)[:, None]).all() or (
-            sys.argv[1] == "clear"
-        )
-        fill(half[0])
-        print(full - empty, after - empty, resident() - empty, told / 2**20)
-    """
-    full, after, again, told = map(float, run_limited(program, how))
-    rows = 1_500_000 * 192 / 2**20
-    assert full > rows
-    assert after < full - (0.9 * rows if how == "clear" else 0.2 * rows)
-    assert told < 0.7 * rows
-    assert again < full + 40
+def test_the_system_has_the_whole_pages_of_what_is_given_back():
+    backend, page = get_backend("cpu"), mmap.PAGESIZE
+    memory = backend.zeros_chunk(1 << 20)
+    memory[:] = 7
+    before = -backend.address(memory) % page
+    backend.give_back(memory[100 : before + 5 * page + 100])
+    gone = np.flatnonzero(memory == 0)
+    whole = np.arange(before + page * (before < 100), before + 5 * page)
+    np.testing.assert_array_equal(gone, whole)
 
 
 def test_entries_can_be_read_when_all_rows_went_back(tmp_path):

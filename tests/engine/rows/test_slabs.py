@@ -1,8 +1,6 @@
 """How much memory a store asks for: little for small tables, and few pieces for large ones."""
 
-from scripts.bench.common.row_steps import ensure_state
 from sok_lite.engine.rows.slabs import Chunks, Slabs
-from tests.engine.rows.helpers import new_store
 from tests.support.own_process import run_limited
 
 KB = 1 << 10
@@ -47,14 +45,6 @@ def test_what_is_needed_is_added_whatever_it_is():
     assert slabs.more(Chunks(0, 0), 5, 39, spare=False) == (5, 0)
     assert slabs.more(Chunks(38, 0), 1, 1, spare=True) == (1, 0)
     assert slabs.more(Chunks(39, 61), 1, 0, spare=False) == (0, 1)
-
-
-def test_a_small_far_tier_takes_little_memory(backend):
-    store = new_store(backend, 16, near_rows=10)
-    for name in ("m", "v"):
-        ensure_state(store, name, 0.0)
-    store.allocate(50)
-    assert 3 * 40 * 64 <= store.tier_bytes().far <= 3 * 64 * KB
 
 
 def test_small_tables_take_little_memory():

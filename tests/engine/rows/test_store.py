@@ -113,23 +113,6 @@ def test_memory_set_aside_for_more_rows_is_not_what_it_fails_for(backend, monkey
     assert len(store.allocate(rows_per_chunk)) == rows_per_chunk
 
 
-def test_far_memory_comes_in_pieces_that_grow(backend, monkeypatch):
-    monkeypatch.setattr(backend, "far_chunk_bytes", 1 << 18)
-    store = new_store(backend, 64, near_rows=1)
-    real, sizes = backend.far_chunk, []
-
-    def counted(num_bytes):
-        sizes.append(num_bytes)
-        return real(num_bytes)
-
-    monkeypatch.setattr(backend, "far_chunk", counted)
-    while store.num_rows < 200_000:
-        store.allocate(1000)
-    far_bytes = (store.num_rows - 1) * 64 * 4
-    assert far_bytes <= sum(sizes) < 1.2 * far_bytes
-    assert len(sizes) < 40  # 200 of the smallest
-
-
 def test_a_file_for_rows_that_are_all_near_is_refused(backend):
     with pytest.raises(ValueError, match="Give near_rows"):
         new_store(backend, near_rows=None, far_path="/tmp")

@@ -122,18 +122,6 @@ def test_the_lowest_are_found_across_pieces(backend, monkeypatch):
     test_the_lowest_are_found_in_order(backend, 1000)
 
 
-def test_the_hot_rows_become_the_near_ones_and_follow_a_change(backend):
-    table = DictTable(backend, 32)
-    table.insert(range(1000))
-    for hot in (range(900, 932), range(400, 432)):
-        for _ in range(5):
-            lookup(table, hot, 8)
-            lookup(table, range(1000))
-            table.rebalance()
-        assert table.near_keys() == set(hot)
-    table.check()
-
-
 def test_a_row_moves_only_where_chance_does_not_explain_it(backend):
     # (far - near)^2 > 2.25 (far + near + 1): 4 against 0 and 7 against 2, not 3 or 6.
     for near, far, moves in [(0, 3, 0), (0, 4, 1), (2, 6, 0), (2, 7, 1), (9, 5, 0)]:
@@ -144,20 +132,6 @@ def test_a_row_moves_only_where_chance_does_not_explain_it(backend):
         lookup(table, [6], far)
         assert len(table.rebalance()) == 2 * moves
         assert table.near_keys() == {6 if moves else 5}
-
-
-def test_rows_that_are_alike_do_not_move_for_ever(backend):
-    rng = np.random.default_rng(1)
-    table = DictTable(backend, 512)
-    table.insert(range(5000))
-    lookups = 0
-    for _ in range(40):
-        while not table.tiers.is_due:
-            keys = np.unique(rng.integers(0, 5000, 320))
-            lookup(table, keys.tolist())
-            lookups += keys.size
-        table.rebalance()
-    assert table.tiers.num_moved < 0.02 * lookups
 
 
 def test_heat_is_bounded_and_cools(backend):
@@ -372,38 +346,28 @@ def test_a_hybrid_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_p
         import resource, sys
         import numpy as np
         from sok_lite.backend import get_backend
-        from sok_lite.engine.initializer_spec import make_initializer
-        from sok_lite.engine.update_rows import Update
-        from tests.support.steps import apply_updates
-        from sok_lite.engine.table import make_table
         from sok_lite.engine.optimizers import Adagrad
+        from sok_lite.engine.update_rows import Update
+        from tests.support.helpers import new_table
+        from tests.support.steps import apply_updates
 
-        backend = get_backend("cpu")
         with open("/proc/self/status") as status:
             data = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
         limit = (data << 10) + (200 << 20)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        dim, n, batch = 64, 800_000, 20_000
-        table = make_table(
-            "hybrid", backend, dim, initializer=make_initializer("zeros", dim),
-            init_capacity=1 << 20, max_capacity=1 << 20, max_hbm_for_vectors=0.005,
-            far_path=sys.argv[1] if len(sys.argv) > 1 else None,
+        n, batch = 800_000, 20_000
+        table = new_table(
+            get_backend("cpu"), 64, "hybrid", init_capacity=1 << 20, max_capacity=1 << 20,
+            max_hbm_for_vectors=0.005, far_path=sys.argv[1] if len(sys.argv) > 1 else None,
         )
-        rule = Adagrad()
-        for start in range(0, n, batch):
-            keys = np.arange(start, start + batch)
-            table.lookup(keys)
-            grads = np.repeat((1 + keys % 7).astype(np.float32)[:, None], dim, axis=1)
-            apply_updates([Update(table, rule, keys, grads)], 0.5, 1)
+        grads = np.ones((batch, 64), np.float32)
+        for keys in np.arange(n).reshape(-1, batch):
+            apply_updates([Update(table, Adagrad(), keys, grads)], 0.5, 1)
         for _ in range(60):
             table.lookup(np.arange(n - batch, n))
-        initial = np.float32(rule.states["accumulator"])
-        for start in range(0, n, batch):
-            keys = np.arange(start, start + batch)
-            g = (1 + keys % 7).astype(np.float32)[:, None]
-            values = -np.float32(0.5) * g / np.sqrt(initial + g * g)
+        for keys in np.arange(n).reshape(-1, batch):
             read = table.lookup(keys, insert=False).values
-            np.testing.assert_allclose(read, np.repeat(values, dim, axis=1), rtol=1e-3)
+            assert abs(read - (keys % 1000 - 0.5 / 1.1**0.5)[:, None]).max() < 1e-3
         print(table.statistics().far_bytes >> 20 > 350, table.tiers.num_moved > 20_000)
     """
     assert run_limited(program, tmp_path) == ["True", "True"]

@@ -40,7 +40,7 @@ def new_backend():
 # The tests of the engine that between them run every kernel, and its rules.
 TESTS = [
     *("all_tables", "dedup", "det", "exchange", "hkv", "initializer", "lookup", "pooling"),
-    *("row_formats", "segments", "tables", "update", "update_rounding"),
+    *("row_formats", "segments", "tables", "update"),
 ]
 
 
