@@ -70,19 +70,6 @@ def test_a_table_made_in_the_first_call_is_one_and_trains(layer, mode):
     assert layer.table.is_initialized()  # its resource is no tensor of the traced graph
 
 
-def test_a_table_made_in_the_first_call_is_looked_up_on_all_ranks(initialised):
-    layer = Module()
-
-    @tf.function
-    def step(ids):
-        layer([0])
-        return sok.lookup_sparse(layer.table, ids, combiners="sum")
-
-    ids = tf.ragged.constant([[7, 8], []], dtype=tf.int64)
-    np.testing.assert_array_equal(step(ids), [[2.0, 2.0], [0.0, 0.0]])
-    assert layer.table.size[0] == 3 and layer.num_builds == 1
-
-
 def test_a_table_made_in_a_branch_is_made_outside_of_it():
     layer = Module()
 

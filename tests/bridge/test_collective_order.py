@@ -2,9 +2,6 @@
 
 import contextlib
 import gc
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 from functools import partial
@@ -19,6 +16,7 @@ from sok_lite.bridge.collective_order import CollectiveOrder
 from sok_lite.comm.threads import run_ranks
 from sok_lite.native.callbacks import Call, operations
 from tests.support.helpers import run_threads
+from tests.support.own_process import run_program
 
 v1 = tf.compat.v1
 CPU = get_backend("cpu")
@@ -117,32 +115,6 @@ def test_a_session_of_one_thread_makes_any_number_of_calls():
             for _ in range(5):
                 found = session.run([again[number] for number in range(20)])
                 assert found == [4 * number for number in range(20)]
-
-    of_ranks(2, program)
-
-
-def test_calls_whose_results_nobody_asks_for_are_not_made():
-    def program(calls):
-        one, two = (calls.sum(number, tf.constant(1.0)) for number in (1, 2))
-        with v1.Session() as session:
-            return [session.run(each) for each in (two, one, [one, two], two)]
-
-    assert of_ranks(2, program) == [[2, 2, [2, 2], 2]] * 2
-
-
-def test_two_sessions_in_two_threads():
-    def program(calls):
-        given = v1.placeholder(tf.float32, [])
-        sums = [calls.sum(number, given) for number in (1, 2)]
-        sessions = [v1.Session() for _ in range(2)]
-
-        def work(number):
-            for step in range(20):
-                # Ranks' sessions meet in any way: all of them give the same.
-                found = sessions[number].run(sums, {given: 1.0 + calls.comm.rank})
-                assert found == [3, 3], step
-
-        run_threads(work, 2)
 
     of_ranks(2, program)
 
@@ -342,63 +314,42 @@ def test_an_eager_call_waits_for_its_end():
     threads.pop().join()
 
 
-PROGRAMS = {
-    # A run that is asked for in parts has not been asked for all.
-    "partial_run": """
-        given = v1.placeholder(tf.float32, [])
-        other = given + 1
-        handle = session.partial_run_setup([total, other], [given])
-        submitted.wait()
-        assert session.partial_run(handle, other, {given: 1.0}) == 2
-        print("done")
-    """,
-    # The child has none of the parent's calls, and does not end them. Then the process ends while
-    # a session waits in another thread.
-    "fork": """
-        import os
-        start()
-        submitted.wait()
-        child = os.fork()
-        if child == 0:
-            assert not collective_order._orders
-            collective_order._close_all()
-            os._exit(0 if thread.is_alive() or not results else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert not results
-        print("done")
-    """,
-}
+# A child has none of its parent's calls, and does not end them. Then the process ends while a
+# session waits in another thread.
+PROGRAM = """
+    import contextlib, os, threading
+    import tensorflow as tf
+    from sok_lite.bridge import collective_order
+    from sok_lite.bridge.collectives import agreed_sum
+    from sok_lite.comm.threads import ThreadsCommunicator, _World
+    tf.compat.v1.disable_eager_execution()
+    total = agreed_sum(ThreadsCommunicator(_World(2), 0), tf.constant(1.0), {}, "a sum")
+    session = tf.compat.v1.Session()
+    submitted, results = threading.Event(), []
+    submit = collective_order.CollectiveOrder.submit
+
+    def note(*args):
+        submit(*args)
+        submitted.set()
+
+    collective_order.CollectiveOrder.submit = note
+    def run():
+        # It fails where the process ends, and could not say so: Python has no streams by then.
+        with contextlib.suppress(tf.errors.OpError):
+            results.append(session.run(total))
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    submitted.wait()
+    child = os.fork()
+    if child == 0:
+        assert not collective_order._orders
+        collective_order._close_all()
+        os._exit(0 if thread.is_alive() or not results else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not results
+    print("done")
+"""
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_process_that_waits_for_a_rank_that_never_comes(name):
-    program = """
-        import contextlib, threading
-        import tensorflow as tf
-        from sok_lite.bridge import collective_order
-        from sok_lite.bridge.collective_order import CollectiveCall
-        from sok_lite.bridge.collectives import agreed_sum
-        from sok_lite.comm.threads import ThreadsCommunicator, _World
-        v1 = tf.compat.v1
-        comm = ThreadsCommunicator(_World(2), 0)
-        v1.disable_eager_execution()
-        total = agreed_sum(comm, tf.constant(1.0), {}, "a sum")
-        session = v1.Session()
-        submitted, results = threading.Event(), []
-        submit = collective_order.CollectiveOrder.submit
-
-        def note(*args):
-            submit(*args)
-            submitted.set()
-
-        collective_order.CollectiveOrder.submit = note
-        def run(session):
-            # It fails where the process ends, and could not say so: Python has no streams by then.
-            with contextlib.suppress(tf.errors.OpError):
-                results.append(session.run(total))
-        thread = threading.Thread(target=run, args=(session,), daemon=True)
-        start = thread.start
-    """
-    text = textwrap.dedent(program) + textwrap.dedent(PROGRAMS[name])
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
+def test_a_process_that_waits_for_a_rank_that_never_comes_forks_and_ends():
+    assert run_program(PROGRAM, timeout=120) == "done\n"

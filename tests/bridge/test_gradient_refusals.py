@@ -128,21 +128,6 @@ def test_a_lookup_within_a_function_with_its_own_gradient_is_refused_by_name(
         mode(lambda: total(tf.constant(2.0)))()
 
 
-def test_rows_given_to_such_a_function_have_their_gradient(table, look_up, mode):
-    keys = tf.constant(KEYS[0], tf.int64)
-    total = tf.recompute_grad(lambda rows: tf.reduce_sum(rows**2))
-
-    def gradient():
-        with tf.GradientTape() as tape:
-            loss = total(look_up(table, keys))
-        gradient = tape.gradient(loss, table)
-        return gradient.indices, gradient.values
-
-    indices, values = mode(gradient)()
-    np.testing.assert_array_equal(indices, KEYS[0])
-    np.testing.assert_array_equal(values, [[2.0, 2.0], [4.0, 4.0]])
-
-
 DENSE = {
     "convert_to_tensor": tf.convert_to_tensor,
     "norm": tf.norm,
@@ -195,22 +180,6 @@ def test_what_asks_for_no_dense_gradient_goes_on(table, look_up, mode):
     assert keys.numpy()[order].tolist() == KEYS_OF_ANY_SIGN
     np.testing.assert_allclose(values.numpy()[order], expected / length, rtol=1e-6)
     np.testing.assert_allclose(dense, [3 / length], rtol=1e-6)
-
-
-def test_gradients_of_two_lookups_of_a_table_are_joined(table, look_up, mode):
-    def gradient():
-        keys = tf.constant(KEYS_OF_ANY_SIGN, tf.int64)
-        with tf.GradientTape() as tape:
-            total = tf.reduce_sum(look_up(table, keys)) + tf.reduce_sum(3 * look_up(table, keys))
-        return tape.gradient(total, table)
-
-    found = mode(gradient)()
-    sums = {}
-    for key, row in zip(found.indices.numpy().tolist(), found.values.numpy(), strict=True):
-        sums[key] = sums.get(key, 0) + row
-    assert {key: row.tolist() for key, row in sums.items()} == {
-        key: [4.0, 4.0] for key in KEYS_OF_ANY_SIGN
-    }
 
 
 def test_a_jacobian_by_a_table_is_refused_and_one_by_dense_weights_goes_on(table, look_up, mode):

@@ -148,40 +148,6 @@ def test_tables_that_come_twice_and_dense_slices_count_as_dense_variables_do(mod
     model.check()
 
 
-@CLIPS
-def test_gradients_of_lookups_keep_the_keys_they_have(initialised, clip, mode):
-    """Else the host would ask whether they repeat, and wait."""
-    table = sok.DynamicVariable(DIM, initializer="uniform")
-    dense = tf.Variable(tf.nn.embedding_lookup(table, KEYS))
-    ours = sok.OptimizerWrapper(k3.SGD(1.0, **clip))
-    seen = []
-    step = ours._step
-    ours._step = lambda pairs, *args, **kwargs: (
-        seen.append(pairs[0][0].indices),
-        step(pairs, *args, **kwargs),
-    )[1]
-    ids = tf.RaggedTensor.from_row_lengths(tf.constant([*KEYS, KEYS[0]], tf.int64), [2, 3])
-
-    same = []
-
-    @mode
-    def train():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum") ** 2)
-        gradient = tape.gradient(loss, table)
-        ours.apply_gradients([(gradient, table)])
-        same.append(gradient.indices is seen[-1])
-
-    train()
-    assert same == [True]
-    theirs = k3.SGD(1.0, **clip)
-    with tf.GradientTape() as tape:
-        first, rest = dense[0] + dense[1], dense[2] + dense[3] + dense[0]
-        loss = tf.reduce_sum(first**2) + tf.reduce_sum(rest**2)
-    theirs.apply_gradients([(tape.gradient(loss, dense), dense)])
-    np.testing.assert_allclose(tf.nn.embedding_lookup(table, KEYS), dense, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("key_type", [tf.int32, tf.uint64])
 def test_keys_of_other_types_are_summed_as_they_are(key_type, mode):
     table = sok.DynamicVariable(1, initializer="zeros", key_type=key_type)

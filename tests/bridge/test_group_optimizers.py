@@ -50,30 +50,6 @@ def test_dense_variables_take_the_step_of_the_parent(make, mode):
     np.testing.assert_array_equal(dense, alone)
 
 
-@pytest.mark.parametrize("make", CLASSES)
-def test_rows_of_zeros_are_counted_dropped_at_export_and_come_back(make, mode):
-    strength = {SparseGroupFtrl: 3.0, GroupMomentum: 3.0}.get(make, 2.0)
-    optimizer = sok.OptimizerWrapper(make(0.1, l21_regularization_strength=strength))
-    table = sok.DynamicVariable(DIM, initializer="zeros", name=f"zeros {make.__name__}")
-    keys = tf.constant([1, 2, 3], tf.int64)
-
-    @tf.function
-    def step(size):
-        optimizer.apply_gradients([(tf.IndexedSlices(size * tf.ones([3, DIM]), keys), table)])
-
-    step(tf.constant([[1e-3], [100.0], [1e-3]]))
-    assert int(mode(table.num_zero_rows)()) == 2
-    left, rows = mode(lambda: sok.export(table, cutoff=1e-20))()
-    assert left.numpy().tolist() == [2] and (rows.numpy() < 0).all()
-    slot = optimizer.get_slot(table, "linear")
-    assert slot.export(cutoff=1e-20)[0].numpy().tolist() == [2]
-    assert slot.export()[0].numpy().tolist() == sok.export(table)[0].numpy().tolist() == [1, 2, 3]
-    assert int(table.num_zero_rows()) == 2  # nothing that was asked has changed that
-    step(tf.constant([[100.0], [100.0], [1e-3]]))
-    assert int(table.num_zero_rows()) == 1
-    assert sok.export(table, cutoff=1e-20)[0].numpy().tolist() == [1, 2]
-
-
 def test_a_strength_may_change_between_steps_and_a_subclass_has_the_rule_too():
     class Mine(GroupMomentum):
         def __init__(self):

@@ -1,7 +1,7 @@
 """Lookups that change nothing: sok.inference_mode and training=False, at once, traced, in TF1."""
 
 import contextlib
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import inference
 from sok_lite.bridge.inference import AS_USUAL, MissingKeyPolicy
+from tests.support.modes import MODES
+from tests.support.table_state import State
 from tests.support.tripwire import CtrlC
-
-v1 = tf.compat.v1
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
@@ -31,27 +31,41 @@ def lookup_sparse(table, keys, **arguments):
 LOOKUPS = [embedding_lookup, lookup_sparse]
 
 
-def new_table(var_type):
+@pytest.fixture(params=MODES)
+def here(request):
+    """Calls functions in one of TensorFlow's modes; see `modes`."""
+    with MODES[request.param]() as mode:
+        yield mode
+
+
+def new_table(var_type, here=None):
     """A table of the keys 1 and 2, which start with 1s and were set to 5s."""
     table = sok.DynamicVariable(2, initializer="ones", var_type=var_type)
-    sok.assign(table, [1, 2], np.full((2, 2), 5.0, np.float32))
+    here = here or MODES["eager"]()
+
+    def write():
+        written = sok.assign(table, [1, 2], tf.fill([2, 2], 5.0))
+        return written if here.is_graph else None
+
+    here.run(write)
     return table
 
 
 def state(table):
-    keys, rows = sok.export(table)
-    return keys.numpy().tolist(), rows.numpy().tolist(), table.scores(keys).numpy().tolist()
+    """The keys, rows and scores."""
+    known = State.of(table.table)
+    return known.rows, known.seen
 
 
 @pytest.mark.pairs
 @pytest.mark.parametrize("missing", ["initial", "zeros"])
 @pytest.mark.parametrize("look_up", LOOKUPS)
 @pytest.mark.parametrize("var_type", KINDS)
-def test_no_training_inserts_nothing_and_leaves_scores(mode, var_type, look_up, missing):
-    table = new_table(var_type)
+def test_no_training_inserts_nothing_and_leaves_scores(here, var_type, look_up, missing):
+    table = new_table(var_type, here)
     before = state(table)
-    rows = mode(lambda keys: look_up(table, keys, training=False, missing=missing))(
-        tf.constant([1, 3, 2, 3], tf.int64)
+    rows = here.run(
+        lambda keys: look_up(table, keys, training=False, missing=missing), [1, 3, 2, 3]
     )
     absent = 1.0 if missing == "initial" else 0.0
     np.testing.assert_array_equal(rows[:, 0], [5.0, absent, 5.0, absent])
@@ -60,49 +74,34 @@ def test_no_training_inserts_nothing_and_leaves_scores(mode, var_type, look_up, 
 
 @pytest.mark.parametrize("look_up", LOOKUPS)
 @pytest.mark.parametrize("var_type", KINDS)
-def test_the_mode_is_asked_for_at_run_time(mode, var_type, look_up):
-    table = new_table(var_type)
-    call = mode(lambda keys: look_up(table, keys))
-    call(tf.constant([7], tf.int64))
+def test_the_mode_is_asked_for_at_run_time(here, var_type, look_up):
+    table = new_table(var_type, here)
+    call = here.step(lambda keys: look_up(table, keys), [9])
+    call()
+    assert sorted(state(table)[0]) == [1, 2, 9]
+    table.table.erase(np.array([9]))
     before = state(table)
     with sok.inference_mode():
-        np.testing.assert_array_equal(call(tf.constant([9], tf.int64)), [[1.0, 1.0]])
+        np.testing.assert_array_equal(call(), [[1.0, 1.0]])
         with sok.inference_mode(missing="zeros"):
-            np.testing.assert_array_equal(call(tf.constant([9], tf.int64)), [[0.0, 0.0]])
-        np.testing.assert_array_equal(call(tf.constant([9], tf.int64)), [[1.0, 1.0]])
+            np.testing.assert_array_equal(call(), [[0.0, 0.0]])
+        np.testing.assert_array_equal(call(), [[1.0, 1.0]])
         assert state(table) == before
-    call(tf.constant([9], tf.int64))
-    assert state(table)[0] == [1, 2, 7, 9]
+    call()
+    assert sorted(state(table)[0]) == [1, 2, 9]
 
 
 @pytest.mark.parametrize("look_up", LOOKUPS)
-def test_an_argument_outweighs_the_mode(mode, look_up):
-    table = new_table("hybrid")
+def test_an_argument_outweighs_the_mode(here, look_up):
+    table = new_table("hybrid", here)
     with sok.inference_mode(missing="zeros"):
-        call = mode(lambda keys: look_up(table, keys, missing="initial"))
-        np.testing.assert_array_equal(call(tf.constant([8], tf.int64)), [[1.0, 1.0]])
+        rows = here.run(lambda keys: look_up(table, keys, missing="initial"), [8])
+        np.testing.assert_array_equal(rows, [[1.0, 1.0]])
         assert table.table.size == 2
-        mode(lambda keys: look_up(table, keys, training=True))(tf.constant([8], tf.int64))
+        here.run(lambda keys: look_up(table, keys, training=True), [8])
         # What such a lookup does not admit is no business of the mode.
         assert MissingKeyPolicy(True).now() == (True, "initial")
-    assert state(table)[0] == [1, 2, 8]
-
-
-@pytest.mark.parametrize("look_up", LOOKUPS)
-def test_each_lookup_of_a_session_has_its_mode(look_up):
-    with tf.Graph().as_default(), v1.Session() as session:
-        table = new_table("hybrid")
-        assign = sok.assign(table, tf.constant([1, 2]), tf.fill([2, 2], 5.0))
-        keys = v1.placeholder(tf.int64, [None])
-        usual, quiet = look_up(table, keys), look_up(table, keys, training=False, missing="zeros")
-        session.run(v1.global_variables_initializer())
-        session.run(assign)
-        np.testing.assert_array_equal(session.run(quiet, {keys: [2, 3]})[:, 0], [5.0, 0.0])
-        with sok.inference_mode():
-            np.testing.assert_array_equal(session.run(usual, {keys: [2, 3]})[:, 0], [5.0, 1.0])
-        assert table.table.size == 2
-        session.run(usual, {keys: [2, 3]})
-        assert table.table.size == 3
+    assert sorted(state(table)[0]) == [1, 2, 8]
 
 
 def test_an_exception_inside_closes_it():
@@ -138,27 +137,18 @@ def test_an_interrupt_leaves_native_code_in_the_same_mode():
     assert at > 5 and False in opened
 
 
-def test_threads_open_and_close_it_in_any_order():
-    first_is_open, second_is_open, first_is_closed = (threading.Event() for _ in range(3))
-    seen = []
-
-    def first():
-        with sok.inference_mode(missing="zeros"):
-            first_is_open.set()
-            assert second_is_open.wait(30)
-        first_is_closed.set()
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert first_is_open.wait(30)
-    seen.append(AS_USUAL.now())
-    with sok.inference_mode(missing="initial"):
-        seen.append(AS_USUAL.now())
-        second_is_open.set()
-        assert first_is_closed.wait(30)
-        seen.append(AS_USUAL.now())
-    thread.join()
-    seen.append(AS_USUAL.now())
+def test_it_is_of_all_threads_and_closed_in_any_order():
+    first, second = sok.inference_mode(missing="zeros"), sok.inference_mode(missing="initial")
+    none, seen = [None] * 3, []
+    with ThreadPoolExecutor(1) as another:
+        for step in (
+            first.__enter__,
+            second.__enter__,
+            lambda: first.__exit__(*none),
+            lambda: second.__exit__(*none),
+        ):
+            step()
+            seen.append(another.submit(AS_USUAL.now).result())
     assert seen == [(False, "zeros"), (False, "initial"), (False, "initial"), (True, "initial")]
 
 
@@ -186,22 +176,6 @@ def test_missing_keys_give_what_training_would_start_with(mode, var_type, n):
     read = mode(lambda keys: tables[0].sparse_read(keys, training=False))(tf.constant(keys))
     np.testing.assert_array_equal(read, tables[1].sparse_read(tf.constant(keys)))
     assert tables[0].table.size == 1
-
-
-def test_a_step_inserts_what_such_a_lookup_did_not(mode):
-    """The lookup changes nothing; to apply its gradient is to train."""
-    table = new_table("hybrid")
-    optimizer = sok.SGD(1.0)
-
-    def step(keys):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(table.sparse_read(keys, training=False))
-        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
-
-    mode(step)(tf.constant([1, 9], tf.int64))
-    keys, rows = sok.export(table)
-    np.testing.assert_array_equal(keys, [1, 2, 9])
-    np.testing.assert_array_equal(rows, [[4.0, 4.0], [5.0, 5.0], [0.0, 0.0]])
 
 
 def test_bad_arguments():
@@ -263,9 +237,5 @@ def test_a_loop_over_a_pipeline_trains(look_up):
             optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
 
     train(tf.data.Dataset.from_tensor_slices(tf.constant([[1, 7], [7, 8]], tf.int64)))
-    assert dict(zip(*state(table)[:2], strict=True)) == {
-        1: [4, 4],
-        2: [5, 5],
-        7: [-1, -1],
-        8: [0, 0],
-    }
+    keys, rows = (each.numpy().tolist() for each in sok.export(table))
+    assert (keys, rows) == ([1, 2, 7, 8], [[4, 4], [5, 5], [-1, -1], [0, 0]])

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite.bridge.keras import guard
-from sok_lite.bridge.keras.called import first_call_specs
+from sok_lite.bridge.keras.called import first_call_specs, is_built_by_shapes
 
 
 @pytest.fixture(params=["keras", "tf_keras"])
@@ -65,3 +65,20 @@ def test_shapes_and_symbolic_inputs_say_nothing(keras):
         assert first_call_specs(model) is None
         model(tf.constant([[1, 2]], tf.int64))
         assert first_call_specs(model)[0][0].dtype == tf.int64
+
+
+def test_a_build_by_shapes_is_known(keras):
+    seen = []
+
+    class Model(keras.Model):
+        def call(self, inputs):
+            seen.append(is_built_by_shapes())
+            return inputs
+
+    if keras.__name__ == "keras":
+        Model().build_from_config({"input_shape": (None, 2)})
+    else:
+        Model().build((None, 2))
+    assert seen == [True]
+    Model()(tf.ones([1, 2]))
+    assert not seen[-1]

@@ -63,15 +63,6 @@ def test_static_shapes_are_kept():
     assert shapes == [[None, 7, 2]]
 
 
-def test_new_keys_are_inserted_once(mode):
-    table = sok.DynamicVariable(2, initializer="uniform")
-    read = mode(lambda keys: tf.nn.embedding_lookup(table, keys))
-    first = read(tf.constant([9, 9, 4], tf.int64))
-    np.testing.assert_array_equal(first[0], first[1])
-    assert table.table.size == 2
-    np.testing.assert_array_equal(read(tf.constant([4, 9, 9], tf.int64)), first[::-1])
-
-
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
 def test_half_precision_rows_have_float32_gradients(dtype, mode):
     table = sok.DynamicVariable(2, initializer="1.5", dtype=dtype)
@@ -96,64 +87,6 @@ def test_ids_that_are_no_integers_are_refused(ids, mode):
     with pytest.raises(TypeError, match=r"must be integers \(int64\)"):
         mode(lambda: tf.nn.embedding_lookup(table, ids))()
     assert table.table.size == 0
-
-
-@pytest.mark.parametrize("key_type", [tf.int64, tf.int32])
-@pytest.mark.parametrize("kind", ["local", "lookup_sparse"])
-@pytest.mark.parametrize("other", ["another", "none"])
-def test_a_branch_of_a_condition_may_look_up(kind, key_type, other, initialised):
-    table = sok.DynamicVariable(2, initializer="ones", key_type=key_type)
-
-    def look_up(*keys):
-        if kind == "local":
-            return tf.reduce_sum(tf.nn.embedding_lookup(table, keys))
-        ids = tf.RaggedTensor.from_row_splits(keys, range(len(keys) + 1))
-        return tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
-
-    @tf.function
-    def gradient(flag):
-        with tf.GradientTape() as tape:
-            loss = tf.cond(
-                flag,
-                lambda: look_up(1, -7) * 3,
-                lambda: look_up(2) * 5 if other == "another" else 0.0,
-            )
-        return tape.gradient(loss, table)
-
-    slices = gradient(tf.constant(True))
-    assert sorted(slices.indices.numpy().tolist()) == [-7, 1]
-    np.testing.assert_array_equal(slices.values, np.full((2, 2), 3.0))
-    slices, count = gradient(tf.constant(False)), int(other == "another")
-    assert slices.indices.numpy().tolist() == [2] * count
-    np.testing.assert_array_equal(slices.values, np.full((count, 2), 5.0))
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"dtype": tf.float16}, "tf.float32, tf.int64.*tf.float16, tf.int64"),
-        ({"key_type": tf.uint64}, "must be int32 or int64. Found: .tf.uint64"),
-    ],
-    ids=["float16", "uint64"],
-)
-def test_what_tensorflow_makes_for_the_other_branch_fits_no_other_types(options, text):
-    table = sok.DynamicVariable(2, initializer="ones", **options)
-
-    def look_up():
-        return tf.cast(tf.nn.embedding_lookup(table, tf.constant([1], table.key_type)), tf.float32)
-
-    @tf.function
-    def gradient(flag, before):
-        with tf.GradientTape() as tape:
-            rows = look_up() if before else None
-            loss = tf.cond(flag, lambda: tf.reduce_sum(rows if before else look_up()), lambda: 0.0)
-        return tape.gradient(loss, table)
-
-    with pytest.raises(TypeError, match=f"(?s){text}"):
-        gradient(tf.constant(True), False)
-    # As docs/concepts/lookups-and-gradients.md says.
-    for flag, value in ((True, 1.0), (False, 0.0)):
-        np.testing.assert_array_equal(gradient(tf.constant(flag), True).values, [[value, value]])
 
 
 def test_the_gradient_of_a_table_cannot_leave_a_loop_but_others_can(mode):

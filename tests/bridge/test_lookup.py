@@ -137,7 +137,7 @@ def params_of(table, number):
 
 def run(here, table, look_up, factors, *arrays):
     """Returns what a lookup gives, {key: gradient of its row}, and the gradients by the arrays
-    but the first."""
+    but the first. In a graph of TF1 a tape must find what `tf.gradients` finds."""
 
     def call(*tensors):
         watched = [*table.sources, *tensors[1:]]
@@ -145,20 +145,30 @@ def run(here, table, look_up, factors, *arrays):
             tape.watch(tensors[1:])
             rows = look_up(*tensors)
             loss = tf.reduce_sum(rows * factors)
-        if here.is_graph:
-            gradients = tf.gradients(loss, watched) if watched else []
-        else:
-            gradients = tape.gradient(loss, watched)
-        slices = [(each.indices, each.values) for each in gradients[:number]]
-        return rows, slices, gradients[number:]
+        found = [tape.gradient(loss, watched)]
+        if here.is_graph and watched:
+            found.append(tf.gradients(loss, watched))
+        return rows, [
+            ([(each.indices, each.values) for each in gradients[:number]], gradients[number:])
+            for gradients in found
+        ]
 
-    number, sums = len(table.sources), {}
-    rows, slices, by_arrays = here.run(call, *arrays)
-    for part, (keys, values) in enumerate(slices):
-        for key, value in zip(keys.tolist(), np.float64(values), strict=True):
-            assert table.keys is not KEYS or key % number == part
-            sums[key] = sums.get(key, 0) + value
-    return rows, sums, by_arrays
+    number, results = len(table.sources), []
+    rows, found = here.run(call, *arrays)
+    for slices, by_arrays in found:
+        sums = {}
+        for part, (keys, values) in enumerate(slices):
+            for key, value in zip(keys.tolist(), np.float64(values), strict=True):
+                assert table.keys is not KEYS or key % number == part
+                sums[key] = sums.get(key, 0) + value
+        results.append((sums, by_arrays))
+    for sums, by_arrays in results[1:]:
+        assert sums.keys() == results[0][0].keys()
+        for key, row in sums.items():
+            np.testing.assert_allclose(row, results[0][0][key], rtol=1e-6)
+        for one, other in zip(by_arrays, results[0][1], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+    return rows, *results[0]
 
 
 def assert_gradients(table, found, expected):

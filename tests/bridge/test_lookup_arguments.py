@@ -1,7 +1,6 @@
 """Eager lookups of kinds that were checked before: each is still what it was asked for."""
 
 import gc
-import threading
 import weakref
 
 import numpy as np
@@ -112,30 +111,3 @@ def test_few_kinds_of_lookups_are_kept():
         found = sok.lookup_sparse(table, tf.zeros([1, width], tf.int64), combiners="sum")
         np.testing.assert_array_equal(found, np.full((1, DIM), width))
     assert len(table.kept) <= 256
-
-
-def test_threads_that_look_up_alike_have_each_its_own_answer():
-    """Half of them are refused, each for its own key."""
-    rows = rows_of(0)
-    table = table_with(rows, key_type=tf.int32)
-    told = [[] for _ in range(8)]
-    ready = threading.Barrier(len(told))
-
-    def work(number):
-        is_refused = number % 2
-        key = 2**40 + number if is_refused else number
-        ids = tf.constant([key], tf.int64)
-        ready.wait()
-        for _ in range(50):
-            try:
-                found = sok.lookup_sparse([table], [ids], combiners=["sum"])[0]
-                told[number].append(np.array_equal(found, rows[[number]]))
-            except ValueError as error:
-                told[number].append(bool(is_refused) and str(key) in str(error))
-
-    threads = [threading.Thread(target=work, args=[number]) for number in range(len(told))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert told == [[True] * 50] * len(told)

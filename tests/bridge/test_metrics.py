@@ -249,13 +249,3 @@ def test_what_is_served_has_an_age_and_its_keys(tmp_path):
         sok.metrics.prometheus([a, a])
     with pytest.raises(TypeError, match="must be live tables, or what open_readonly gave"):
         sok.metrics.prometheus([a, looked_up("live")])
-
-
-def test_one_rank_sends_nothing():
-    table = looked_up("not sent")
-    before = numbers("sok_sent_bytes_total")  # of tests of ranks in this process
-    with tf.GradientTape() as tape:
-        rows = sok.lookup_sparse(table, tf.constant([KEY, KEY + 1000]), combiners="sum")
-    assert len(tape.gradient(rows, table).values) == 2
-    now = numbers("sok_sent_bytes_total")
-    assert now == before and now.keys() == {("keys",), ("rows",), ("gradients",)}

@@ -49,6 +49,10 @@ def test_states_are_listed_read_set_and_dropped():
     np.testing.assert_array_equal(count.sparse_read(KEYS), [[1.0], [2.0], [0.5]])
     with pytest.raises(ValueError, match="dimension 1"):
         count.assign(KEYS, tf.ones([3, DIM]))
+    count.rename("number")
+    assert count.name == count.kind == "number" and not count.is_used
+    with pytest.raises(ValueError, match="an optimizer uses it"):
+        state.rename("another")
     count.drop()
     states["m"].drop()
     assert list(sok.optimizer_states(table)) == ["v", "m (2)", "v (2)"]
@@ -57,30 +61,6 @@ def test_states_are_listed_read_set_and_dropped():
             use()
     train(table, one)
     assert sorted(sok.optimizer_states(table)) == ["m", "m (2)", "v", "v (2)"]
-
-
-def test_states_of_a_checkpoint_go_on_with_another_optimizer(tmp_path):
-    """The velocity of one library's optimizer is the first moment of another's."""
-    table = sok.DynamicVariable(DIM, "ones", name="t", dtype=tf.bfloat16)
-    momentum = sok.OptimizerWrapper(keras.optimizers.SGD(0.1, momentum=0.9))
-    train(table, momentum)
-    saved = momentum.get_slot(table, "momentum").sparse_read(KEYS).numpy()
-    sok.dump(tmp_path, table)
-    other = sok.DynamicVariable(DIM, "ones", name="t", dtype=tf.bfloat16)
-    sok.load(tmp_path, other)
-    states = sok.optimizer_states(other)
-    assert list(states) == ["momentum"] and not states["momentum"].is_used
-    states["momentum"].rename("accumulator")
-    assert states["momentum"].name == states["momentum"].kind == "accumulator"
-    states["momentum"].assign(KEYS, saved**2)
-    adagrad = sok.OptimizerWrapper(keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.0))
-    train(other, adagrad)
-    assert list(sok.optimizer_states(other)) == ["accumulator"]
-    gradients = 2 * tf.cast(tf.nn.embedding_lookup(table, KEYS), tf.float32)
-    got = adagrad.get_slot(other, "accumulator").sparse_read(KEYS)
-    np.testing.assert_allclose(got, saved**2 + gradients**2, rtol=1e-2)
-    with pytest.raises(ValueError, match="an optimizer uses it"):
-        states["momentum"].rename("m")
 
 
 @pytest.mark.parametrize("package", [keras, tf_keras], ids=["keras", "tf_keras"])

@@ -21,7 +21,6 @@ from tests.support.helpers import give_room
 from tests.support.routes import KINDS, Route, assert_equal, both, new_variable
 from tests.support.simt import device
 from tests.support.simt.driver import SIGNATURES
-from tests.support.simt.runtime import SimtError
 from tests.support.table_audit import audit
 
 pytestmark = pytest.mark.usefixtures("initialised")
@@ -57,7 +56,7 @@ def play(monkeypatch, way="tensorflow"):
 def test_drawn_lookups_have_the_bits_of_python(monkeypatch, seed):
     its = play_gpu(monkeypatch)
     monkeypatch.setattr(lookups, "KINDS", _WITH_ROOM)
-    program = lookups.Program(seed, is_compared=False)
+    program = lookups.Program(seed, is_noted=False)
     for number in range(30 if QUICK else 60):
         program.step(number)
         its.check()
@@ -317,31 +316,6 @@ def test_gradients_that_were_changed_are_compared(monkeypatch, mode):
 # ------------------------------------------------------------------------------- what goes wrong
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_stream_that_does_not_wait_for_the_other_is_found(monkeypatch, when):
-    its = play(monkeypatch)
-    step = Step(1, lambda call: call)
-    wait = its.driver._wait
-
-    def forget(stream, event, flags):
-        if (stream == 1) == (when == "after"):
-            return
-        wait(stream, event, flags)
-
-    its.driver._set("wait", ctypes.c_int, SIGNATURES["wait"], forget)
-    # A Race, or a kernel that finds what was there before.
-    with pytest.raises(SimtError):
-        for _ in range(4):
-            step.grads = step.gradients()
-            step.update()
-            its.check()
-            # The engine's own call is on the null stream, and waits for nothing.
-            known = step.ids[0].numpy().reshape(-1)[:1]
-            step.tables[0].table.insert_or_assign(known, np.ones((1, 4), np.float32))
-        device.wait()
-        its.check()
-
-
 def test_what_python_has_updated_is_not_kept_once_native_code_goes_on(monkeypatch, mode):
     its = play_gpu(monkeypatch)
     step = Step(2, mode)
@@ -351,23 +325,36 @@ def test_what_python_has_updated_is_not_kept_once_native_code_goes_on(monkeypatc
     assert not tensor._left_behind.get(its.backend.device_id)
 
 
+def fail(its, name, fails):
+    """Has a call of the driver fail where `fails` of its number and its arguments says so.
+
+    Returns the list of the numbers of its calls.
+    """
+    works, calls = getattr(its.driver, f"_{name}"), []
+
+    def call(*arguments):
+        calls.append(len(calls) + 1)
+        if fails(calls[-1], arguments):
+            raise RuntimeError("a failure of the test's own")
+        return works(*arguments)
+
+    its.driver._set(name, ctypes.c_int, SIGNATURES[name], call)
+    return calls
+
+
 def test_an_update_that_fails_halfway_is_an_error(monkeypatch, mode):
     """Python would take the step of the first rows again."""
     its = play_gpu(monkeypatch)
-    launch, updates_of_step, is_over = its.driver._launch, [], [True]
-
-    def fails(function, *others):
-        name = its.driver._kernel(function)[0].name
-        updates_of_step.extend([name] * (name.startswith("update_adam") and not is_over[0]))
-        if len(updates_of_step) == 2:
-            raise RuntimeError("a failure of the test's own")
-        launch(function, *others)
-
-    its.driver._set("launch", ctypes.c_int, SIGNATURES["launch"], fails)
-    step = Step(2, mode, dtypes=("float32", "float16"))  # a kernel for each
+    step, updates_of_step = Step(2, mode, dtypes=("float32", "float16")), []  # a kernel for each
     for _ in range(2):
         step.whole()
-    is_over[0] = False
+
+    def is_second_update(_, arguments):
+        name = its.driver._kernel(arguments[0])[0].name
+        updates_of_step.extend([name] * name.startswith("update_adam"))
+        return len(updates_of_step) == 2
+
+    fail(its, "launch", is_second_update)
     with pytest.raises(Exception, match="in the midst of an update"):
         step.whole()
     assert its.driver.errors.pop()
@@ -377,17 +364,8 @@ def test_an_update_that_fails_halfway_is_an_error(monkeypatch, mode):
 def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
     expected = _trained(mode)
     its = play(monkeypatch)
-    works, calls = getattr(its.driver, f"_{name}"), []
-
-    def fails(*arguments):
-        calls.append(name)
-        if len(calls) % 3 == 0:
-            raise RuntimeError("a failure of the test's own")
-        return works(*arguments)
-
     monkeypatch.setattr(its, "check", lambda: None)
-    types = SIGNATURES[name]
-    its.driver._set(name, ctypes.c_int, types, fails)
+    calls = fail(its, name, lambda number, _: number % 3 == 0)
     for mine, theirs in zip(_trained(mode), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert len(calls) > 3
@@ -402,14 +380,6 @@ def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
 )
 def test_new_keys_amid_which_the_driver_fails_are_taken_back(monkeypatch, kinds, name, number):
     its = play(monkeypatch)
-    works, calls = getattr(its.driver, f"_{name}"), []
-
-    def fails(*arguments):
-        calls.append(name)
-        if len(calls) == number:
-            raise RuntimeError("a failure of the test's own")
-        return works(*arguments)
-
     monkeypatch.setattr(its, "check", lambda: None)
     tables = [new_variable(kind, f"t{i}", 4) for i, kind in enumerate(kinds)]
     optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
@@ -425,7 +395,7 @@ def test_new_keys_amid_which_the_driver_fails_are_taken_back(monkeypatch, kinds,
 
     _, grads = look_up([1, 2, 3], [1, 2, 3])
     optimizer.apply_gradients(zip(grads, tables, strict=True))  # a state that begins with 0.1
-    its.driver._set(name, ctypes.c_int, SIGNATURES[name], fails)
+    fail(its, name, lambda call, _: call == number)
     rows, _ = look_up([4, 5, 2, 4], [1, 2, 3, 9])
     again, _ = look_up([4, 5, 2, 4], [1, 2, 3, 9])
     for mine, theirs in zip(rows, again, strict=True):

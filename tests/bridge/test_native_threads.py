@@ -14,11 +14,10 @@ from sok_lite.engine.work_counters import LOOKUPS, UPDATES
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
 from tests.support.helpers import give_room, run_threads
-from tests.support.own_process import in_child
 from tests.support.routes import counts_of, new_variable
-from tests.support.table_audit import assert_lock_is_free, audit
+from tests.support.table_audit import audit
 from tests.support.table_state import State
-from tests.support.tripwire import AtEveryLine, CtrlC
+from tests.support.tripwire import AtEveryLine
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
@@ -215,36 +214,6 @@ def test_a_change_within_a_lookup_that_python_goes_on_with_is_refused(kind, name
     assert num_entries() == before, "it is not settled"
 
 
-@pytest.mark.parametrize("name", ["pooled", "rows"])
-@pytest.mark.parametrize("kind", ["kEpochLru", "kLfu"])
-def test_an_interrupt_in_a_lookup_that_python_goes_on_with(kind, name):
-    variable = new_variable(kind)
-    table, look_up = variable.table, lookups(variable)[name]
-    known = np.arange(10)
-    table.lookup(known)
-    give_room(variable.table)
-    look_up(tf.constant(known))
-    interrupted, step = 0, 5 if QUICK else 1
-    for at in range(1, 20_000, step):
-        new = 1000 + 2 * at
-        wire = CtrlC(at)
-        try:
-            wire.run(lambda new=new: look_up(tf.constant([3, new, new + 1])))
-        except KeyboardInterrupt:
-            interrupted += 1
-        assert_lock_is_free(table)
-        assert table.contains([new, new + 1]).tolist() in ([False] * 2, [True] * 2), wire.place
-        before = num_entries()
-        look_up(tf.constant(known))
-        assert num_entries() == before, wire.place
-        if at % 20 == 1:
-            audit(table)
-        if wire.place is None:
-            break
-    assert interrupted > 50 // step
-    audit(table)
-
-
 # ---------------------------------------------------------------- without its table
 
 
@@ -309,40 +278,3 @@ def test_a_table_may_go_in_a_thread_that_has_another_of_the_same_lookup():
         in_threads(free, look_up)
     finally:
         gc.enable()
-
-
-def test_children_forked_while_native_threads_look_up_have_the_table_or_are_told():
-    variable = new_variable(dim=8)
-    table = variable.table
-    table.lookup(np.arange(3000))
-    give_room(variable.table)
-    look_up = tf.function(lambda keys: sok.lookup_sparse([variable], [keys], combiners=["sum"]))
-    reading = tf.function(
-        lambda keys: sok.lookup_sparse([variable], [keys], combiners=["sum"], training=False)
-    )
-    known = tf.constant(np.arange(3000))
-    rows = table.lookup(np.arange(3000)).values.copy()
-    look_up(known), reading(known)
-    stop = threading.Event()
-
-    def work(call):
-        while not stop.is_set():
-            call(known)
-
-    def look():
-        found = table.lookup(np.arange(3000))
-        table.lookup(np.arange(5000, 5050))
-        return bool((found.values == rows).all())
-
-    def fork():
-        try:
-            texts = [in_child(look) for _ in range(10 if QUICK else 40)]
-        finally:
-            stop.set()
-        told = "RuntimeError: This process was forked while a table was in use"
-        assert all(text == "True" or text.startswith(told) for text in texts), texts
-
-    in_threads(*(lambda call=call: work(call) for call in (look_up, reading, look_up)), fork)
-    assert in_child(look) == "True"
-    assert not table.contains(np.arange(5000, 5050)).any()
-    audit(table)

@@ -68,8 +68,11 @@ class Trained(Route):
 
     def step(self, ids, factor):
         loss, gradients = self.taped(ids, factor)
-        self.apply(list(zip(gradients, self.variables, strict=True)))
+        self.apply(self.change(list(zip(gradients, self.variables, strict=True))))
         return loss
+
+    def change(self, pairs):
+        return pairs
 
     def apply(self, pairs):
         self.optimizer.apply_gradients(pairs, **self.arguments)
@@ -277,71 +280,41 @@ def test_errors_are_asked_for_of_python():
     end(routes)
 
 
-class TwoLookups(Trained):
-    """A lookup between a gradient and its step."""
-
-    def apply(self, pairs):
-        with tf.control_dependencies([grad.values for grad, _ in pairs]):
-            some = [tf.cast([[7]], each.key_type) for each in self.variables]
-            rows = sok.lookup_sparse(self.variables, some, combiners=["sum"] * len(some))
-        with tf.control_dependencies(rows):
-            super().apply(pairs)
+def after_a_lookup(route, pairs):
+    with tf.control_dependencies([grad.values for grad, _ in pairs]):
+        some = [tf.cast([[7]], each.key_type) for each in route.variables]
+        sok.lookup_sparse(route.variables, some, combiners=["sum"] * len(some))
+    return pairs
 
 
-class Mixed(Trained):
-    """The first table has other keys than its gradient, the others those of theirs."""
-
-    def apply(self, pairs):
-        (grad, first), *others = pairs
-        super().apply([(OtherKeys.moved(grad), first), *others])
+def halved(grad):
+    return tf.IndexedSlices(grad.values / 2, grad.indices, grad.dense_shape)
 
 
-class Twice(Trained):
-    """Every table comes twice in a step."""
-
-    def apply(self, pairs):
-        super().apply([*pairs, *pairs])
-
-
-class Clipped(Trained):
-    """Gradients are changed before the step."""
-
-    def apply(self, pairs):
-        super().apply([(self.halved(grad), variable) for grad, variable in pairs])
-
-    @staticmethod
-    def halved(grad):
-        return tf.IndexedSlices(grad.values / 2, grad.indices, grad.dense_shape)
-
-
-class OtherKeys(Trained):
-    """The keys are not those of the gradient, but as many."""
-
-    def apply(self, pairs):
-        super().apply([(self.moved(grad), variable) for grad, variable in pairs])
-
-    @staticmethod
-    def moved(grad):
-        keys = tf.reverse(grad.indices, [0])
-        return tf.IndexedSlices(grad.values, keys, grad.dense_shape)
+def moved(grad):
+    """Other keys, but as many."""
+    return tf.IndexedSlices(grad.values, tf.reverse(grad.indices, [0]), grad.dense_shape)
 
 
 MANY = np.random.default_rng(0).integers(0, [[2], [3]] * 60, (120, 5)).tolist()
+# What happens between a gradient and its step, and whether that is native.
+BETWEEN = {
+    "repeated keys": ([Local], lambda _, pairs: pairs, True, IDS),
+    "many repeated keys": ([Local], lambda _, pairs: pairs, True, [MANY] * 3),
+    "a lookup": ([], after_a_lookup, True, IDS),
+    "other keys": ([], lambda _, pairs: [(moved(grad), v) for grad, v in pairs], True, IDS),
+    "others of one": ([], lambda _, p: [(moved(p[0][0]), p[0][1]), *p[1:]], True, IDS),
+    "each table twice": ([], lambda _, pairs: [*pairs, *pairs], False, IDS),
+    "clipping": ([], lambda _, pairs: [(halved(grad), v) for grad, v in pairs], True, IDS),
+}
 
 
 @pytest.mark.parametrize("is_eager", [False, True], ids=["function", "eager"])
-@pytest.mark.parametrize(
-    ("kind", "is_native", "batches"),
-    [
-        *[(Local, True, IDS), (Local, True, [MANY] * 3), (TwoLookups, True, IDS)],
-        *[(OtherKeys, True, IDS), (Mixed, True, IDS), (Twice, False, IDS), (Clipped, True, IDS)],
-    ],
-)
-def test_what_happens_between_a_gradient_and_its_step(kind, is_native, batches, is_eager):
-    """Or gradients have keys that repeat, few or many."""
-    if is_eager:
-        kind = type(f"Eager{kind.__name__}", (Eager, kind, WithDense), {})
-    routes = two_routes(adam, kind=kind)
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_happens_between_a_gradient_and_its_step(name, is_eager):
+    kinds, change, is_native, batches = BETWEEN[name]
+    bases = (Eager, *kinds, WithDense) if is_eager else (*kinds, Trained)
+    routes = two_routes(adam, kind=type("Changed", bases, {"change": change}))
     took = [train_both(routes, ids, 0.01) for ids in batches]
     assert took == [False, *[is_native] * (len(batches) - 1)]
     end(routes)

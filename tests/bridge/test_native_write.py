@@ -69,25 +69,6 @@ def test_drawn_writes(kind, dtype, key_type):
     audit_both(*routes)
 
 
-def test_rows_end_where_a_dict_has_them():
-    rng = np.random.default_rng(1)
-    variable, expected = new_variable(dim=3), {}
-    functions = {name: writing(variable, name) for name in WRITES}
-    for number in range(40):
-        name = "assign" if number < 2 else list(WRITES)[rng.integers(4)]
-        keys, rows = rng.integers(0, 9, 6), rng.integers(-9, 9, (6, 3)).astype(np.float32)
-        functions[name](keys, rows)
-        for key, row in zip(keys.tolist(), rows, strict=True):
-            if name == "assign" or (name == "scatter_update" and key in expected):
-                expected[key] = row.copy()
-            elif key in expected:
-                expected[key] = expected[key] + (row if name == "scatter_add" else -row)
-    keys, rows = variable.table.export()
-    assert {key: row.tolist() for key, row in zip(keys.tolist(), rows, strict=True)} == {
-        key: row.tolist() for key, row in expected.items()
-    }
-
-
 def test_a_write_that_does_not_fit_changes_nothing_and_says_why():
     routes = both(lambda: [new_variable()])
     functions = [writing(route.variables[0], "assign") for route in routes]

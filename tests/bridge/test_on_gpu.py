@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,12 +16,11 @@ from sok_lite.bridge import tensor
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.native import callbacks
+from tests.support.call_counts import counts_of, on_launch
 from tests.support.gpu_play import play_gpu
 from tests.support.pooled import gather_rows
 from tests.support.public_calls import EAGER_ONLY, IN_GRAPHS, Calls
 from tests.support.simt import device
-from tests.support.simt.runtime import SimtError
-from tests.support.simt.streams import Race
 
 
 @pytest.fixture
@@ -257,123 +257,135 @@ def test_tables_in_ram_read_tensors_of_a_gpu(play):
     np.testing.assert_array_equal(array, [1, 2])
 
 
-# ---------------------------------------------------------------- TensorFlow's stream and ours
+# ---------------------------------------------------------------- what a step asks of a GPU
+
+# However many tables: our launches, operations of CuPy, memsets, waits of the host, and
+# how often TensorFlow was asked for memory of results. An operation waits when it begins, when it
+# has memory of results, and when it ends; the lookup and the gradient once more, for numbers.
+MOST = {"lookup": (2, 1, 1, 4, 2), "step": (12, 2, 2, 9, 4)}
+# Bytes for each table, and for all of them; numbers of which no array is made but on the host.
+BYTES = {"lookup": ((0, 0), (96, 0)), "step": ((0, 16), (104, 8))}
 
 
-@pytest.fixture
-def streams(monkeypatch, initialised):
-    """A play in which TensorFlow has a stream of its own."""
-    return play_gpu(monkeypatch, streams=True)
+def steps_of(num_tables, mode):
+    tables = [sok.DynamicVariable(4, name=f"t{i}") for i in range(num_tables)]
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
+    ids = [tf.constant(np.arange(6) % 4)] * num_tables
 
-
-def a_step(mode):
-    """Looks up rows, new ones as well, and updates them; returns them as they are then."""
-    table = sok.DynamicVariable(4, "ones")
-    ids = tf.constant([3, 5, 3, 8], tf.int64)
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
+    def look_up():
+        return sok.lookup_sparse(tables, ids, combiners="sum")
 
     def step():
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
-        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
-        return tf.nn.embedding_lookup(table, ids)
+            loss = tf.add_n([tf.reduce_sum(rows) for rows in look_up()])
+        gradients = tape.gradient(loss, tables)
+        optimizer.apply_gradients(zip(gradients, tables, strict=True))
 
-    return np.asarray(mode(step)())
-
-
-def test_tensorflows_stream_and_ours_are_in_order(streams, mode):
-    rows = a_step(mode)
-    device.wait()
-    np.testing.assert_array_equal(rows, np.repeat([[0.0], [0.5], [0.0], [0.5]], 4, axis=1))
-
-
-@pytest.mark.parametrize("non_blocking", [True, False])
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "function"])
-def test_a_stream_of_the_program_is_refused_before_a_table_changes(play, graph, non_blocking):
-    """The next call may be of another thread, whose kernels would not wait for it."""
-    table = sok.DynamicVariable(4, "ones")
-    kind = tf.errors.InvalidArgumentError if graph else ValueError
-
-    def look_up():
-        return tf.nn.embedding_lookup(table, tf.constant([3], tf.int64))
-
-    # On all threads: TensorFlow may run a graph on another one.
-    current = play.backend.xp.cuda.Stream(non_blocking=non_blocking)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(play.backend.xp.cuda, "get_current_stream", lambda: current)
-        with pytest.raises(kind, match=r"CUDA's null stream.*the program's own, 0x"):
-            tf.function(look_up)() if graph else look_up()
-    assert len(table) == 0
-    np.testing.assert_array_equal(look_up(), [[1.0] * 4])
-
-
-def call_of(name, table):
-    """Returns a function without arguments or result that reaches a table through TensorFlow."""
-    keys, rows = tf.constant([3], tf.int64), tf.ones([1, 4])
-    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
-    calls = {
-        "embedding_lookup": lambda: tf.nn.embedding_lookup(table, keys),
-        "lookup_sparse": lambda: sok.lookup_sparse(table, tf.RaggedTensor.from_tensor([keys])),
-        "apply_gradients": lambda: optimizer.apply_gradients(
-            [(tf.IndexedSlices(rows, keys), table)]
-        ),
-        "assign": lambda: sok.assign(table, keys, rows),
-        "export": lambda: sok.export(table),
-    }
-
-    def call():
-        calls[name]()  # a tf.function gives no operation back
-
-    return call
+    return mode(look_up), mode(step)
 
 
 @pytest.mark.usefixtures("initialised")
-@pytest.mark.parametrize(
-    "name", ["embedding_lookup", "lookup_sparse", "apply_gradients", "assign", "export"]
-)
-def test_a_stream_of_each_thread_is_refused_by_the_name_of_its_variable(
-    play, mode, monkeypatch, name
+@pytest.mark.parametrize("num_tables", [26, 300])
+@pytest.mark.parametrize("mode", [lambda call: call, tf.function], ids=["eager", "tf.function"])
+def test_what_is_asked_of_a_gpu_does_not_depend_on_the_number_of_tables(
+    play, monkeypatch, mode, num_tables
 ):
-    table = sok.DynamicVariable(4, "ones")
-    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
-    text = "null stream.*CUPY_CUDA_PER_THREAD_DEFAULT_STREAM. Start the program without that"
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=text):
-        mode(call_of(name, table))()
-    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "0")
+    """But for launches of more tables than one takes, and numbers of each table."""
+    kernels = []
+    on_launch(play.backend, monkeypatch, kernels.append)
+    look_up, step = steps_of(num_tables, mode)
+    for _ in range(3):
+        look_up()
+        step()
+    for name, call in {"lookup": look_up, "step": step}.items():
+        kernels.clear()
+        before = play.num_allocations
+        counts = counts_of(play.backend, call)
+        launches, *others = MOST[name]
+        assert counts.launches <= launches + (num_tables > 200) * len(kernels)
+        found = (*counts[1:4], play.num_allocations - before)
+        assert all(a <= b for a, b in zip(found, others, strict=True)), (name, found)
+        for count, (of_each, of_all) in zip(counts[4:], BYTES[name], strict=True):
+            assert count <= num_tables * of_each + of_all, (name, counts)
+        assert kernels.count("find") == 1  # a step's update looks for no key again
+
+
+@pytest.mark.usefixtures("initialised")
+@pytest.mark.parametrize(("num_tables", "length"), [(1, 6), (26, None)])
+def test_a_step_stops_three_times_for_our_kernels(play, monkeypatch, num_tables, length):
+    """The lookup waits for what it has found, the gradient for how many keys there are and for its
+    sums; the step waits for nothing. To wait for nothing takes 2 us."""
+    launched, waits = [], []  # since the last wait; whether there was something
+    wait, enqueue = device.wait, device.enqueue
+
+    def enqueued(name, *arguments):
+        if name not in ("free", "copy to the host"):
+            launched.append(name)
+        enqueue(name, *arguments)
+
+    def waiting(*arguments):
+        waits.append(bool(launched))
+        launched.clear()
+        wait(*arguments)
+
+    monkeypatch.setattr(device, "wait", waiting)
+    monkeypatch.setattr(device, "enqueue", enqueued)
+    tables = [sok.DynamicVariable(4, name=f"t{i}") for i in range(num_tables)]
+    optimizer = sok.OptimizerWrapper(keras.optimizers.Adam())
+    ids = [tf.constant(np.arange(6) % 4)] * num_tables
+
+    @tf.function(input_signature=[[tf.TensorSpec([length], tf.int64)] * num_tables])
+    def step(ids):
+        with tf.GradientTape() as tape:
+            found = sok.lookup_sparse(tables, ids, combiners="sum")
+            loss = tf.add_n([tf.reduce_sum(rows) for rows in found])
+        gradients = tape.gradient(loss, tables)
+        optimizer.apply_gradients(zip(gradients, tables, strict=True))
+
+    for _ in range(3):
+        step(ids)
+    device.wait()
+    waits.clear()
+    step(ids)
+    assert sum(waits) == 3
+
+
+# ---------------------------------------------------------------- TensorFlow's stream and ours
+
+
+REFUSED = (ValueError, tf.errors.InvalidArgumentError)
+OF_THREADS = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
+
+
+@pytest.mark.parametrize("stream", [OF_THREADS, "non-blocking", "blocking"])
+@pytest.mark.parametrize("call", ["look up", "assign"])
+def test_another_stream_is_refused_before_a_table_changes(play, mode, call, stream):
+    """The next call may be of another thread, whose kernels would not wait for it."""
+    table, keys = sok.DynamicVariable(4, "ones"), tf.constant([3], tf.int64)
+
+    @mode
+    def run():
+        if call == "assign":
+            sok.assign(table, keys, tf.ones([1, 4]))
+        else:
+            tf.nn.embedding_lookup(table, keys)
+
+    text = "the program's own, 0x" if stream != OF_THREADS else f"{stream}. Start the program with"
+    with pytest.MonkeyPatch.context() as patch:
+        if stream == OF_THREADS:
+            patch.setenv(stream, "1")
+            with pytest.raises(ValueError, match=f"Received.*{OF_THREADS}"):
+                sok.DynamicVariable(4)
+        else:  # on all threads: TensorFlow may run a graph on another one
+            current = play.backend.xp.cuda.Stream(non_blocking=stream == "non-blocking")
+            patch.setattr(play.backend.xp.cuda, "get_current_stream", lambda: current)
+        with pytest.raises(
+            (ValueError, tf.errors.InvalidArgumentError), match=f"null stream.*{text}"
+        ):
+            run()
     assert len(table) == 0
-    mode(call_of(name, table))()
-
-
-def test_a_table_is_not_made_where_each_thread_has_a_stream(play, monkeypatch):
-    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
-    with pytest.raises(ValueError, match="Received.*CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"):
-        sok.DynamicVariable(4)
-
-
-def test_what_does_not_wait_for_tensorflow_is_found(streams, monkeypatch):
-    """A capsule; an operation."""
-    table, text = sok.DynamicVariable(4, "ones"), "TensorFlow's operation on TensorFlow's stream"
-    streams.capsule_waits = False
-    with pytest.raises(Race, match=text):
-        on_device(streams.backend, lambda: to_array(tf.constant([1.0]), streams.backend) + 1)
-    streams.capsule_waits = True
-    monkeypatch.setattr(type(streams.backend), "synchronize_device", lambda self: None)
-    with pytest.raises(Race, match=text):
-        tf.nn.embedding_lookup(table, tf.constant([3, 5], tf.int64))
-
-
-def test_a_call_that_does_not_wait_for_our_stream_is_found(streams, monkeypatch):
-    monkeypatch.setattr(type(streams.backend), "synchronize", lambda self: None)
-    table = sok.DynamicVariable(4, "ones")
-    # Seen by the streams, or since TensorFlow has freed what a kernel still reads or writes: then
-    # its address lies close behind other memory of the device or far from all of it.
-    found = (
-        "TensorFlow's (next )?operation on TensorFlow's stream"
-        "|no memory of the device|behind the end of"
-    )
-    with pytest.raises(SimtError, match=found):
-        _rows = tf.nn.embedding_lookup(table, tf.constant([3, 5, 3, 8], tf.int64))
-        device.wait()
+    run()
+    assert len(table) == 1
 
 
 def results_of(calls, names, mode):

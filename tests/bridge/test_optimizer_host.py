@@ -40,10 +40,13 @@ def clipped(grad):
     return tf.clip_by_norm(grad, 1e9)
 
 
+LIMITS = ("clipvalue", "clipnorm", "global_clipnorm")  # of an optimizer
+# What is done to a gradient, whether its keys are then known, and how rows move.
 CASES = {
     "as it is": (lambda grad: grad, True, ROWS),
     "halved": (halved, True, {key: n / 2 for key, n in ROWS.items()}),
     "clipped": (clipped, True, ROWS),
+    **{limit: (lambda grad: grad, True, ROWS) for limit in LIMITS},
     "filtered": (filtered, False, {5: 0, 6: 0, 7: 1, 8: 1}),
     "doubled": (doubled, False, {key: n * 2 for key, n in ROWS.items()}),
 }
@@ -84,7 +87,9 @@ def test_the_keys_of_a_gradient_are_known_as_long_as_they_are_the_same_tensor(
         pytest.skip("TensorFlow compares no uint64")
     tables = [sok.DynamicVariable(dim, key_type=key_type) for dim in (3, 4)]
     before = [rows_before(table) for table in tables]
-    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0))
+    # Limits that nothing reaches: clipping leaves keys alone.
+    limits = {case: 1e9} if case in LIMITS else {}
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(1.0, **limits))
 
     def train():
         with tf.GradientTape() as tape:

@@ -1,6 +1,5 @@
 """Optimizers as they come train tables: rows end where a dense variable of the same rows does."""
 
-import contextlib
 import copy
 import gc
 import itertools
@@ -15,15 +14,7 @@ from sok_lite.bridge.optimizers.patched import patch_optimizers
 from tests.bridge.test_every_optimizer import NOT_WHEN_TRACED
 from tests.support.modes import MODES
 from tests.support.optimizer_cases import CASES
-from tests.support.patched_rows import (
-    DIM,
-    KEYS,
-    StockRows,
-    batches,
-    filled,
-    rows_of,
-    starts,
-)
+from tests.support.patched_rows import DIM, KEYS, StockRows, filled, rows_of, starts
 
 v1 = tf.compat.v1
 tf_keras = pytest.importorskip("tf_keras")
@@ -33,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("initialised")
 patch_optimizers()
 
 NUM_STEPS = 11
+ONES = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
 OWN = {"GroupAdam", "GroupAMSGrad", "GroupLamb", "GroupMomentum"}
 OWN |= {"RowWiseAdagrad", "SparseGroupFtrl"}
 # The first case of each optimizer: with its defaults, mostly.
@@ -52,95 +44,60 @@ def dense_rows(numbers, variable):
     return tf.matmul(tf.one_hot(numbers, len(KEYS)), variable)
 
 
-class Training:
-    """A model of one table, or of one dense variable with the same rows, and a dense variable.
+def training(here, make, is_dense=False, num_parts=1):
+    """Returns what takes a step of one table and a dense variable, and what gives their values.
 
     Args:
-      mode: an open mode.
+      here: an open mode.
       make: makes the optimizer; gives it and what its apply_gradients takes besides.
       is_dense: whether the rows are a dense variable.
       num_parts: how many variables there are of the one table.
     """
+    dense = tf.Variable(np.full(DIM, 0.3, np.float32), name="dense")
+    if is_dense:
+        rows = [tf.Variable(starts(), name="rows")]
+    else:
+        first = filled()
+        rows = [first, *(StockRows(f"part_{i}", first.table) for i in range(1, num_parts))]
+    made = make()
 
-    def __init__(self, mode, make, is_dense=False, num_parts=1):
-        self.mode, self.is_dense = mode, is_dense
-        self.dense = tf.Variable(np.full(DIM, 0.3, np.float32), name="dense")
+    def loss(numbers, weights):
         if is_dense:
-            self.rows = [tf.Variable(starts(), name="rows")]
-        else:
-            first = filled()
-            parts = [StockRows(f"part_{i}", first.table) for i in range(1, num_parts)]
-            self.rows = [first, *parts]
-        self.made = make()
-        self._step = None
-
-    def loss(self, numbers, weights):
-        if self.is_dense:
-            return loss_of(dense_rows(numbers, self.rows[0]), weights, self.dense)
-        keys = tf.gather(tf.constant(KEYS), numbers)
-        n = len(self.rows)
-        losses = []
-        for i, part in enumerate(self.rows):
-            mine = tf.equal(keys % n, i)
+            return loss_of(dense_rows(numbers, rows[0]), weights, dense)
+        keys, losses = tf.gather(tf.constant(KEYS), numbers), []
+        for i, part in enumerate(rows):
+            mine = tf.equal(keys % num_parts, i)
             found = tf.nn.embedding_lookup(part, tf.boolean_mask(keys, mine))
-            losses.append(loss_of(found, tf.boolean_mask(weights, mine), self.dense))
+            losses.append(loss_of(found, tf.boolean_mask(weights, mine), dense))
         return tf.add_n(losses)
 
-    def step(self, numbers, weights):
-        variables = [*self.rows, self.dense]
+    def step(numbers, weights):
+        variables = [*rows, dense]
         with tf.GradientTape() as tape:
-            loss = self.loss(numbers, weights)
-        if self.mode.is_graph:
-            gradients = tf.gradients(loss, variables)
+            total = loss(numbers, weights)
+        if here.is_graph:
+            gradients = tf.gradients(total, variables)
         else:
-            gradients = tape.gradient(loss, variables)
+            gradients = tape.gradient(total, variables)
         pairs = zip(gradients, variables, strict=True)  # an iterator, as programs give
-        return self.made.optimizer.apply_gradients(pairs, **self.made.arguments)
+        taken = made.optimizer.apply_gradients(pairs, **made.arguments)
+        return taken if here.is_graph else None
 
-    def take(self, num_steps, seed=2):
-        for numbers, weights in batches(num_steps, seed):
-            self.take_one(numbers, weights)
-        return self.results()
+    def values():
+        found = here.run(lambda: tf.identity(rows[0])) if is_dense else rows_of(rows[0])
+        return found, here.run(lambda: tf.identity(dense))
 
-    def take_one(self, numbers, weights):
-        if not self.mode.is_graph:
-            if self._step is None:
-                self._step = tf.function(self._quiet) if self.mode.is_traced else self._quiet
-            self._step(tf.constant(numbers), tf.constant(weights))
-            return
-        if self._step is None:
-            self.build()
-            self.initialize()
-        values = dict(zip(self._feeds, (numbers, weights), strict=True))
-        self.mode.session.run(self._step, values)
-
-    def build(self):
-        self._feeds = v1.placeholder(tf.int64, [None]), v1.placeholder(tf.float32, [None, DIM])
-        self._step = self.step(*self._feeds)
-
-    def initialize(self):
-        self.mode.session.run(v1.global_variables_initializer())
-
-    def _quiet(self, numbers, weights):
-        self.step(numbers, weights)
-
-    def value(self, variable):
-        return self.mode.session.run(variable) if self.mode.is_graph else variable.numpy()
-
-    def results(self):
-        rows = self.value(self.rows[0]) if self.is_dense else rows_of(self.rows[0])
-        return rows, self.value(self.dense)
+    numbers = np.concatenate([np.arange(len(KEYS)), [3, 0, 3, 6, 2]])
+    weights = np.random.default_rng(2).normal(size=(len(numbers), DIM)).astype(np.float32)
+    return here.step(step, numbers, weights), values
 
 
-def opened(name):
-    mode = MODES[name]()
-    mode.is_traced = name == "tf.function"
-    return mode
-
-
-def trained(mode, make, num_steps=NUM_STEPS, **options):
-    with opened(mode) as open_mode:
-        return Training(open_mode, make, **options).take(num_steps)
+def trained(mode, make, **options):
+    with MODES[mode]() as here:
+        take, values = training(here, make, **options)
+        for _ in range(NUM_STEPS):
+            take()
+        return values()
 
 
 def assert_alike(actual, expected):
@@ -188,19 +145,17 @@ def test_parts_of_one_table_are_trained_as_one(case):
 
 
 def test_two_graphs_have_each_its_optimizer():
-    expected = trained("graph", V1["AdamOptimizer"].make)
-    with opened("graph") as first, opened("graph") as second:
-        with first.session.graph.as_default():
-            one = Training(first, V1["AdamOptimizer"].make)
-        with second.session.graph.as_default():
-            other = Training(second, V1["AdamOptimizer"].make)
-        for numbers, weights in batches(NUM_STEPS):
-            for each in (one, other):
-                with each.mode.session.graph.as_default():
-                    each.take_one(numbers, weights)
-        for each in (one, other):
-            with each.mode.session.graph.as_default():
-                np.testing.assert_array_equal(each.results()[0], expected[0])
+    expected, made = trained("graph", V1["AdamOptimizer"].make), []
+    with MODES["graph"]() as one, MODES["graph"]() as other:
+        for here in (one, other):
+            with here.session.graph.as_default():
+                made.append((here, *training(here, V1["AdamOptimizer"].make)))
+        for _ in range(NUM_STEPS):
+            for _, take, _ in made:
+                take()
+        for here, _, values in made:
+            with here.session.graph.as_default():
+                np.testing.assert_array_equal(values()[0], expected[0])
                 assert len(v1.global_variables("sok_iterations")) == 1
 
 
@@ -254,7 +209,6 @@ def test_an_optimizer_and_its_states_go_when_the_program_drops_them():
         def _resource_apply_dense(self, grad, var):
             return super()._resource_apply_dense(grad * 2.0, var)
 
-    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
     for make in (
         v1.train.AdamOptimizer,
         FallbackStep,
@@ -262,7 +216,7 @@ def test_an_optimizer_and_its_states_go_when_the_program_drops_them():
         tf_keras.optimizers.Adam,
     ):
         rows, optimizer = filled(), make(0.1)
-        optimizer.apply_gradients([(slices, rows)])
+        optimizer.apply_gradients([(ONES, rows)])
         reference = weakref.ref(optimizer)
         del optimizer
         gc.collect()
@@ -295,19 +249,17 @@ def test_a_table_that_does_not_ask_is_not_trained():
         trained_by_patched = False
 
     rows = NotAsking()
-    keys = tf.constant(KEYS)
-    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), keys, [len(KEYS), DIM])
+    slices = tf.IndexedSlices(ONES.values, ONES.indices, [len(KEYS), DIM])
     with pytest.raises((NotImplementedError, TypeError, ValueError, tf.errors.OpError)):
         v1.train.GradientDescentOptimizer(0.1).apply_gradients([(slices, rows)])
     assert rows.table.size == 0
 
 
 def test_an_optimizer_whose_step_means_nothing_for_rows_is_refused():
-    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
     rows = filled()
     told = f"Adafactor of Keras 3 cannot update rows of table {rows.table.name!r}: .* Use Adam"
     with pytest.raises(NotImplementedError, match=told):
-        keras.optimizers.Adafactor(0.1).apply_gradients([(slices, rows)])
+        keras.optimizers.Adafactor(0.1).apply_gradients([(ONES, rows)])
 
 
 def test_an_average_of_a_table_is_refused(session):
@@ -328,19 +280,17 @@ def test_a_subclass_that_changes_gradients_changes_those_of_tables_and_does_it_o
             return super().apply_gradients(halves, *args, **kwargs)
 
     rows, dense = filled(), dense_variable()
-    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
-    Halved(0.5).apply_gradients([(slices, rows), (tf.ones(DIM), dense)])
+    Halved(0.5).apply_gradients([(ONES, rows), (tf.ones(DIM), dense)])
     np.testing.assert_allclose(rows_of(rows), starts() - 0.25, rtol=1e-6)
     np.testing.assert_allclose(dense.numpy(), 0.3 - 0.25, rtol=1e-6)
 
 
 def test_a_copy_of_an_optimizer_takes_steps_of_its_own():
     rows = filled()
-    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
     first = v1.train.MomentumOptimizer(0.5, 0.9)
-    first.apply_gradients([(slices, rows)])
+    first.apply_gradients([(ONES, rows)])
     second = copy.copy(first)
-    second.apply_gradients([(slices, rows)])  # without the first one's momentum
+    second.apply_gradients([(ONES, rows)])  # without the first one's momentum
     np.testing.assert_allclose(rows_of(rows), starts() - 1.0, rtol=1e-5, atol=1e-6)
 
 
@@ -367,63 +317,6 @@ def test_replicas_in_step(session, tmp_path):
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def built(name):
-    """Opens a graph of TF1 with a model and its step; gives the training and a saver."""
-    with opened("graph") as mode:
-        training = Training(mode, V1[name].make)
-        training.build()
-        yield training, v1.train.Saver()
-
-
-@pytest.mark.parametrize("name", ["AdamOptimizer", "FtrlOptimizer", "RMSPropOptimizer"])
-def test_training_goes_on_after_a_restore_as_if_there_had_been_none(name, tmp_path):
-    with built(name) as (first, saver):
-        # Only an optimizer that counts brings a variable.
-        names = {var.name for var in v1.global_variables()}
-        assert ("sok_iterations:0" in names) == (name == "AdamOptimizer")
-        first.initialize()
-        first.take(5)
-        path = saver.save(first.mode.session, str(tmp_path / "model"))
-        saved = rows_of(first.rows[0])
-        expected = first.take(5, seed=3)
-    with built(name) as (second, saver):
-        second.rows[0].table.clear()
-        saver.restore(second.mode.session, path)  # all there is: nothing is initialized
-        actual = second.take(5, seed=3)
-    for ours, theirs in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    with tf.Graph().as_default(), v1.Session() as session:  # a graph without training
-        rows, _ = StockRows(), dense_variable()
-        v1.train.Saver().restore(session, path)
-        np.testing.assert_array_equal(rows_of(rows), saved)
-
-
-def test_training_goes_on_after_a_checkpoint_of_tf_2(tmp_path):
-    def new():
-        rows, dense = filled(), dense_variable()
-        optimizer = v1.train.AdamOptimizer(0.1)
-        checkpoint = tf.train.Checkpoint(rows=rows, dense=dense, optimizer=optimizer)
-        return rows, dense, optimizer, checkpoint
-
-    def take(rows, dense, optimizer, num_steps):
-        for _ in range(num_steps):
-            optimizer.minimize(
-                lambda: loss_of(tf.nn.embedding_lookup(rows, KEYS), 1.0, dense),
-                var_list=[rows, dense],
-            )
-
-    rows, dense, optimizer, checkpoint = new()
-    take(rows, dense, optimizer, 4)
-    path = checkpoint.write(str(tmp_path / "model"))
-    take(rows, dense, optimizer, 4)
-    again, dense_again, optimizer, checkpoint = new()
-    checkpoint.read(path)
-    take(again, dense_again, optimizer, 4)
-    np.testing.assert_array_equal(rows_of(again), rows_of(rows))
-    np.testing.assert_array_equal(dense_again.numpy(), dense.numpy())
-
-
 # ---- Keras ---------------------------------------------------------------------------------------
 
 
@@ -435,7 +328,6 @@ def test_keras_3_makes_no_dense_states_for_a_table():
 
 
 def test_loss_scales_unscale_and_skip():
-    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
     k3 = keras.optimizers
     for scaled, factor in (
         (k3.LossScaleOptimizer(k3.SGD(0.5), initial_scale=4.0), 4.0),
@@ -447,16 +339,15 @@ def test_loss_scales_unscale_and_skip():
     ):
         rows, dense = filled(), dense_variable()
         for times in (factor, np.inf):
-            of_rows = tf.IndexedSlices(slices.values * times, slices.indices)
+            of_rows = tf.IndexedSlices(ONES.values * times, ONES.indices)
             scaled.apply_gradients([(of_rows, rows), (tf.fill([DIM], factor), dense)])
         np.testing.assert_allclose(rows_of(rows), starts() - 0.5, rtol=1e-6)
         np.testing.assert_allclose(dense.numpy(), 0.3 - 0.5, rtol=1e-6)
 
 
 def test_options_of_the_dense_step_reach_it():
-    slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
     rows, dense = filled(), dense_variable()
-    pairs = [(slices, rows), (tf.ones(DIM), dense)]
+    pairs = [(ONES, rows), (tf.ones(DIM), dense)]
     tf_keras.optimizers.legacy.SGD(0.5).apply_gradients(
         pairs, experimental_aggregate_gradients=False
     )

@@ -56,17 +56,6 @@ def doing(function):
     return run
 
 
-def test_lookups_give_rows_as_they_are(mode, dtype):
-    variable, expected = filled(dtype, first=7)
-    assert variable.dtype.name == dtype and "x " + dtype in variable._repr_html_()
-    look_up = mode(lambda keys: tf.nn.embedding_lookup(variable, keys))
-    rows = look_up(tf.constant([[1, 3], [9, 1]]))
-    assert rows.dtype.name == dtype and rows.shape == [2, 2, 2]
-    found = [[expected[1], expected[3]], [[7, 7], expected[1]]]
-    np.testing.assert_array_equal(rows, np.array(found, dtype))
-    assert_holds(variable, expected | {9: [7, 7]})
-
-
 def test_writes_keep_the_type(mode, dtype):
     variable, expected = filled(dtype)
     delta = np.array([[1, 2], [3, -4], [1, 2], [5, 5]], dtype)
@@ -85,15 +74,6 @@ def test_writes_keep_the_type(mode, dtype):
     slices = tf.IndexedSlices(tf.constant(large), tf.constant([2, 51]))
     mode(doing(lambda: writes.scatter_update(variable, slices)))()
     assert_holds(variable, expected | {2: large[0]})
-
-
-def test_checkpoints_keep_rows(tmp_path, dtype):
-    variable, expected = filled(dtype)
-    path = tf.train.Checkpoint(table=variable).save(str(tmp_path / "c"))
-    other = make(dtype)
-    tf.nn.embedding_lookup(other, [77])
-    tf.train.Checkpoint(table=other).restore(path).assert_consumed()
-    assert_holds(other, expected)
 
 
 @pytest.mark.parametrize("name", INTEGERS[1:])

@@ -71,13 +71,3 @@ def test_a_program_that_only_loads_a_model_knows_it_by_its_name(tmp_path):
     """
     text = run_program(program, tmp_path / "m.keras")
     assert text.split() == ["GroupAdam", "RowWiseAdagrad"]
-
-
-def test_states_of_adagrad_are_not_taken_for_its_own():
-    table = sok.DynamicVariable(4, name="both")
-    optimizers = [
-        sok.OptimizerWrapper(each) for each in (keras.optimizers.Adagrad(), RowWiseAdagrad())
-    ]
-    for optimizer in optimizers:
-        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 4]), [4]), table)])
-    assert sorted(each.dimension for each in sok.optimizer_states(table).values()) == [1, 4]

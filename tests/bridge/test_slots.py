@@ -151,6 +151,7 @@ def test_create_slots_makes_states_before_the_first_update(trained):
     table, optimizer = trained
     slot = optimizer.get_slot(table, "accumulator")
     np.testing.assert_array_equal(slot.export()[1], np.full((3, DIM), 0.5))
+    assert len(slot.export(cutoff=1.0)[0]) == 3 and len(slot.export(cutoff=1.5)[0]) == 0
     assert optimizer._optimizer is optimizer.optimizer
     optimizer._create_slots([table, tf.Variable([1.0])])  # again, and a dense one beside it
     optimizer._create_slots([])

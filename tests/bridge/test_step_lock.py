@@ -12,6 +12,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.engine.work_counters import UPDATES
 from tests.support.helpers import run_threads
+from tests.support.modes import MODES
 from tests.support.own_optimizers import OfKeras3
 from tests.support.table_state import State
 from tests.support.tripwire import CtrlC
@@ -36,128 +37,68 @@ def slices(value=1.0, dim=DIM):
     return tf.IndexedSlices(tf.fill([len(KEYS), dim], value), tf.constant(KEYS, tf.int64))
 
 
-def built_adam(variable):
-    inner = k3.Adam(0.1)
-    inner.build([variable])
-    return inner
+def unknown_shape(tensor):
+    """The same, whose shape shows when a graph runs."""
+    return tf.compat.v1.placeholder_with_default(tensor, [None] * tensor.shape.rank)
 
 
-BAD_DENSE = {
-    "another shape": (lambda: tf.constant([1.0, 2.0, 3.0]), lambda: tf.Variable([1.0, 2.0])),
-    "an unknown variable": (lambda: tf.constant([1.0, 2.0]), lambda: None),
-    "a dtype": (lambda: tf.constant(["a", "b"]), lambda: tf.Variable([1.0, 2.0])),
-    "a NaN": (
-        lambda: tf.debugging.check_numerics(tf.constant([1.0, np.nan]) * tf.ones(2), "NaN"),
-        lambda: tf.Variable([1.0, 2.0]),
-    ),
+# What is wrong with a step: its gradients of rows, of other rows and of the dense variable.
+ROWS, DENSE = np.ones((3, DIM)), np.ones(2)
+FAULTS = {
+    "a dense gradient of another shape": (ROWS, ROWS, np.ones(3)),
+    "a short dense gradient": (ROWS, ROWS, np.ones(1)),
+    "a dense gradient that is checked": (ROWS, ROWS, DENSE * np.nan),
+    "rows of another dimension": (ROWS, np.ones((3, DIM + 1)), DENSE),
+    "rows with a NaN": (ROWS, ROWS * np.nan, DENSE),
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("order", [1, -1], ids=["rows first", "dense first"])
-@pytest.mark.parametrize("fault", BAD_DENSE)
-def test_a_dense_variable_that_is_refused_leaves_rows_and_counts(fault, order, mode):
-    table, before = new_table()
-    make_grad, make_variable = BAD_DENSE[fault]
-    variable = make_variable()
-    inner = k3.Adam(0.1)
-    if variable is None:
-        variable, inner = tf.Variable([1.0, 2.0]), built_adam(tf.Variable([1.0]))
-    ours = sok.OptimizerWrapper(inner)
-
-    @mode
-    def step():
-        ours.apply_gradients([(slices(), table), (make_grad(), variable)][::order])
-
-    with pytest.raises(REFUSED):
-        step()
-    np.testing.assert_array_equal(rows_of(table), before)
-    np.testing.assert_array_equal(variable, [1.0, 2.0])
-    assert int(inner.iterations) == int(ours.iterations) == 0
-    # And the next step is the first.
-    dense = tf.Variable([1.0])
-    again = sok.OptimizerWrapper(k3.SGD(0.5)) if fault == "an unknown variable" else ours
-    again.apply_gradients([(slices(), table)] + [(tf.constant([1.0]), dense)] * (again is not ours))
-    assert int(again.iterations) == 1
-
-
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense gradient", "slices"])
-def test_a_shape_that_shows_when_a_function_runs_is_seen_before_rows_move(sparse):
-    table, before = new_table()
-    variable = tf.Variable(tf.ones([2, 2]))
-    ours = sok.OptimizerWrapper(k3.Adam(0.1))
-
-    @tf.function(input_signature=[tf.TensorSpec([None, None])])
-    def step(grad):
-        if sparse:
-            grad = tf.IndexedSlices(grad, tf.range(tf.shape(grad)[0]), tf.constant([2, 2]))
-        ours.apply_gradients([(slices(), table), (grad, variable)])
-
-    step(tf.zeros([2, 2]))
-    after = rows_of(table)
-    assert not np.array_equal(after, before)
-    for shape in ([2, 3], [2, 1]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="must have"):
-            step(tf.ones(shape))
-        np.testing.assert_array_equal(rows_of(table), after)
-        np.testing.assert_array_equal(variable, tf.ones([2, 2]))
-        assert int(ours.iterations) == int(ours.optimizer.iterations) == 1
-
-
-def test_a_shape_that_shows_in_a_session_is_seen_before_rows_move():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        table = sok.DynamicVariable(DIM, initializer="ones")
-        rows = tf.nn.embedding_lookup(table, KEYS)
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("how", MODES)
+def test_a_step_of_which_anything_is_refused_leaves_all_as_it_was(how, fault, order):
+    """Also where it shows when a graph runs: rows, states, dense variables and counts."""
+    with MODES[how]() as here:
+        tables = [sok.DynamicVariable(DIM, initializer="ones") for _ in range(2)]
         variable = tf.Variable([1.0, 2.0])
-        grad = tf.compat.v1.placeholder(tf.float32, [None])
-        ours = sok.OptimizerWrapper(v1.AdamOptimizer(0.1))
-        train = ours.apply_gradients([(slices(), table), (grad, variable)])
-        session.run(tf.compat.v1.global_variables_initializer())
-        before = session.run(rows)
-        for bad in ([1.0], [1.0, 2.0, 3.0]):
-            with pytest.raises(tf.errors.InvalidArgumentError, match="must have shape"):
-                session.run(train, {grad: bad})
-            np.testing.assert_array_equal(session.run(rows), before)
-            np.testing.assert_array_equal(session.run(variable), [1.0, 2.0])
-            assert session.run(ours.iterations) == 0
-        session.run(train, {grad: [1.0, 1.0]})
-        assert session.run(ours.iterations) == 1
-        assert not np.array_equal(session.run(rows), before)
+        inner = v1.AdamOptimizer(0.1) if here.is_graph else k3.Adam(0.1)
+        ours = sok.OptimizerWrapper(inner, on_nonfinite="error")
+
+        def step(*gradients):
+            *rows, dense = [tf.cast(unknown_shape(each), tf.float32) for each in gradients]
+            dense = tf.debugging.check_numerics(dense, "NaN")
+            keys = tf.constant(KEYS, tf.int64)
+            pairs = [(tf.IndexedSlices(each, keys), tables[i]) for i, each in enumerate(rows)]
+            taken = ours.apply_gradients([*pairs, (dense, variable)][::order])
+            return taken if here.is_graph else None
+
+        def state():
+            rows = [State.of(table.table).rows for table in tables]
+            return rows, here.run(lambda: [tf.identity(variable), tf.identity(ours.iterations)])
+
+        here.run(step, ROWS, ROWS, DENSE)
+        before = state()
+        with pytest.raises(REFUSED):
+            here.run(step, *FAULTS[fault])
+        rows, (dense, count) = state()
+        assert rows == before[0] and count == before[1][1] == 1
+        np.testing.assert_array_equal(dense, before[1][0])
+        here.run(step, ROWS, ROWS, DENSE)
+        rows, (dense, count) = state()
+        assert count == 2 and all(one != two for one, two in zip(rows, before[0], strict=True))
+        assert (dense < before[1][0]).all()
 
 
-@pytest.mark.parametrize("fault", ["dimension", "learning rate"])
-def test_a_table_that_is_refused_leaves_dense_variables_and_counts(fault, mode):
-    table, before = new_table()
-    variable, inner = tf.Variable([1.0]), k3.Adam(np.nan if fault == "learning rate" else 0.1)
-    ours, grad = sok.OptimizerWrapper(inner), slices(dim=DIM + (fault == "dimension"))
-    step = mode(lambda: ours.apply_gradients([(tf.constant([1.0]), variable), (grad, table)]))
+def test_a_setting_that_is_refused_leaves_dense_variables_and_counts(mode):
+    (table, before), variable, inner = new_table(), tf.Variable([1.0]), k3.Adam(np.nan)
+    ours = sok.OptimizerWrapper(inner)
+    step = mode(lambda: ours.apply_gradients([(tf.constant([1.0]), variable), (slices(), table)]))
     with pytest.raises(REFUSED):
         step()
     np.testing.assert_array_equal(rows_of(table), before)
     np.testing.assert_array_equal(variable, [1.0])
     assert int(inner.iterations) == int(ours.iterations) == 0
-
-
-def test_a_table_that_is_refused_in_a_session_leaves_dense_variables():
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        table = sok.DynamicVariable(DIM, initializer="ones")
-        rows = tf.nn.embedding_lookup(table, KEYS)
-        variable = tf.Variable([1.0])
-        first = sok.OptimizerWrapper(v1.AdamOptimizer(0.1))
-        other = sok.OptimizerWrapper(v1.AdamOptimizer(0.1), on_nonfinite="error")
-        bad = tf.IndexedSlices(slices().values * np.nan, slices().indices)
-        steps = [
-            ours.apply_gradients([(grad, table), (tf.constant([1.0]), variable)])
-            for ours, grad in ((first, slices()), (other, bad))
-        ]
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(rows)
-        session.run(steps[0])
-        before = session.run([rows, variable, first.iterations, other.iterations])
-        with pytest.raises(tf.errors.InvalidArgumentError, match="have a NaN"):
-            session.run(steps[1])
-        after = session.run([rows, variable, first.iterations, other.iterations])
-        for old, new in zip(before, after, strict=True):
-            np.testing.assert_array_equal(new, old)
 
 
 class Halving(k3.schedules.LearningRateSchedule):
@@ -296,25 +237,6 @@ def test_what_a_fallback_step_raises_leaves_rows_and_states(kind, in_graph, mode
     step()
     assert State.of(table.table).rows != before.rows
     assert int(ours.iterations) == count + 1
-
-
-def test_a_step_that_an_engine_refuses_leaves_rows_and_states(mode):
-    """The second table's gradient has a NaN: the first one's rows do not move either."""
-    tables = [new_table()[0] for _ in range(2)]
-    ours = sok.OptimizerWrapper(k3.Adam(0.1), on_nonfinite="error")
-    step = mode(
-        lambda value: ours.apply_gradients([(slices(), tables[0]), (slices(value), tables[1])])
-    )
-    step(tf.constant(1.0))
-    before = [State.of(table.table).rows for table in tables]
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="have a NaN"):
-        step(tf.constant(np.nan, tf.float32))
-    assert [State.of(table.table).rows for table in tables] == before
-    assert int(ours.iterations) == 1
-    step(tf.constant(1.0))
-    assert all(
-        State.of(table.table).rows != rows for table, rows in zip(tables, before, strict=True)
-    )
 
 
 def gradient_of(table):

@@ -1,17 +1,17 @@
-"""The methods a table has beyond a variable, against a dict: at once, traced, in TF1."""
+"""The methods a table has beyond a variable: those of the engine, at once and traced."""
 
 import datetime
-import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from tests.support.table_state import State
 
 KINDS = {
     "hbm": {},
-    "hybrid": {"var_type": "hybrid", "init_capacity": 1024, "max_capacity": 4096},
+    "hybrid": {"var_type": "hybrid", "init_capacity": 64, "max_capacity": 4096},
 }
 
 
@@ -24,9 +24,9 @@ def row_of(key):
     return [float(key), float(key) / 2]
 
 
-def filled(options, n=33, dtype=None):
+def filled(options, n=33, dtype=None, **others):
     """A table of the keys 0 to n - 1, each looked up by a lookup of its own."""
-    table = sok.DynamicVariable(2, dtype=dtype, **options)
+    table = sok.DynamicVariable(2, dtype=dtype, **options, **others)
     for key in range(n):
         tf.nn.embedding_lookup(table, [key])
     sok.assign(table, np.arange(n), np.array([row_of(k) for k in range(n)], "f4").reshape(n, 2))
@@ -40,15 +40,6 @@ def content(table):
 
 def expected(keys):
     return {key: row_of(key) for key in keys}
-
-
-def doing(function):
-    """The same without its result: an operation cannot leave a tf.function."""
-
-    def run(*arguments):
-        function(*arguments)
-
-    return run
 
 
 def test_len_and_in_are_those_of_the_keys(options):
@@ -76,68 +67,111 @@ def test_len_and_in_are_those_of_the_keys(options):
             tf.function(ask)()
 
 
-@pytest.mark.parametrize("n", [0, 1, 1000])
-def test_erase_removes_the_keys_that_are_there_and_counts_them(options, mode, n):
-    """`contains` finds them, and changes no score."""
-    table = filled(options)
-    keys = np.random.default_rng(n).integers(-40, 80, n)
-    before = table.scores(np.arange(33)).numpy()
-    found = mode(table.contains)(tf.constant(keys.reshape(1, n)))
-    assert found.dtype == tf.bool
-    np.testing.assert_array_equal(found, ((keys >= 0) & (keys < 33)).reshape(1, n))
-    np.testing.assert_array_equal(table.scores(np.arange(33)), before)
-    count = mode(table.erase)(tf.constant(keys))
-    left = set(range(33)) - set(keys.tolist())
-    assert (count.dtype, int(count)) == (tf.int64, 33 - len(left))
-    assert content(table) == expected(left)
+KEYS = np.array([[1, 40, 3], [3, 7, -5]])
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
-def test_erase_if_and_export_if(options, mode, dtype):
-    table = filled(options, dtype=dtype)
-    seen = []
-
-    def odd_or_large(keys, values, scores):
-        assert type(keys) is type(values) is type(scores) is np.ndarray
-        assert (keys.dtype, scores.dtype) == (np.int64, np.uint64)
-        assert (values.dtype, values.shape) == (dtype.as_numpy_dtype, (len(keys), 2))
-        seen.extend(scores.tolist())
-        return (keys % 2 == 1) | (values[:, 1].astype(np.float32) >= 15)
-
-    chosen = [key for key in range(33) if key % 2 or key >= 30]
-    keys, rows = mode(lambda: table.export_if(odd_or_large))()
-    assert (keys.numpy().tolist(), rows.dtype) == (chosen, dtype)
-    np.testing.assert_array_equal(tf.cast(rows, tf.float32), [row_of(key) for key in chosen])
-    assert sorted(seen) == sorted(table.scores(np.arange(33)).numpy().tolist())
-    with pytest.raises(ValueError, match="one bool per key, shape \\(33,\\). Received: int64"):
-        table.erase_if(lambda keys, values, scores: keys)
-    assert int(mode(lambda: table.erase_if(odd_or_large))()) == len(chosen)
-    assert content(table) == expected(set(range(33)) - set(chosen))
+def is_chosen(keys, values, scores):
+    assert type(keys) is type(values) is type(scores) is np.ndarray
+    assert (keys.dtype, scores.dtype) == (np.int64, np.uint64) and values.shape == (len(keys), 2)
+    return (keys % 2 == 1) | (values[:, 1].astype(np.float32) < 0.25) | (scores > 34)
 
 
-def test_scores_and_export_by_score(options, mode):
-    table = filled(options, 5)
-    tf.nn.embedding_lookup(table, [1, 3])
-    scores = mode(table.scores)(tf.constant([[0, 1], [3, 9]])).numpy()
-    assert scores.dtype == np.uint64
-    assert scores[0, 1] == scores[1, 0] > scores[0, 0] > scores[1, 1] == 0
-    keys, rows = mode(lambda: table.export_if(min_score=int(scores[0, 1])))()
-    assert keys.numpy().tolist() == [1, 3]
-    np.testing.assert_array_equal(rows, [row_of(1), row_of(3)])
-    mode(doing(table.assign_scores))(tf.constant([0, 9, 0]), tf.constant([1, 2, 0]))
-    np.testing.assert_array_equal(table.scores([0, 9]), [0, 0])
-    for arguments in ({}, {"predicate": len, "min_score": 1}):
-        with pytest.raises(ValueError, match="Give `predicate` or `min_score`, one of them"):
-            table.export_if(**arguments)
-    with pytest.raises(ValueError, match="`min_score` must be in"):
-        table.export_if(min_score=-1)
-    with pytest.raises(TypeError, match="must be integers. Received: dtype float32"):
-        table.assign_scores([1], [1.0])
+# Methods that a variable and its table have alike: arguments, and the type of the result.
+METHODS = {
+    "contains": ([KEYS], tf.bool),
+    "scores": ([KEYS], tf.uint64),
+    "erase": ([KEYS], tf.int64),
+    "num_zero_rows": ([], tf.int64),
+    "erase_below": ([2.5], tf.int64),
+    "clear": ([], None),
+    "reserve": ([2000], None),
+    "assign_scores": ([np.array([0, 9, 0]), np.arange(3)], None),
+    "expire": ([3], tf.int64),
+    "expire in 1000 s": ([1000], tf.int64),
+}
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_that_of_the_table(options, mode, name):
+    variable, twin = (filled(options, 9, name="same") for _ in range(2))
+    given, dtype = METHODS[name]
+    method, named = name.split()[0], {}
+    of_table = [np.ravel(each) if np.ndim(each) else each for each in given]
+    if method == "expire":
+        named, given, of_table = {"seconds" if " s" in name else "num_lookups": given[0]}, [], []
+
+    def call():
+        result = getattr(variable, method)(*given, **named)
+        return result if dtype else None  # an operation cannot leave a tf.function
+
+    result, expected = mode(call)(), getattr(twin.table, method)(*of_table, **named)
+    if dtype:
+        expected = twin.table.backend.to_host(expected)
+        assert result.dtype == dtype and result.shape == (KEYS.shape if np.ndim(expected) else ())
+        np.testing.assert_array_equal(np.ravel(result), np.ravel(expected))
+    assert State.of(variable.table) == State.of(twin.table)
+
+
+def test_scores_of_ones_own_and_counts(mode):
+    """What the engine makes of them decides what is evicted: tests/engine/test_tables.py."""
+    own = {"var_type": "hybrid", "evict_strategy": "kCustomized", "max_capacity": 1024}
+    table, (keys, scores) = sok.DynamicVariable(2, **own), ([1, 40, 3], [7, 5, 2])
+    mode(lambda: [sok.assign(table, keys, tf.ones([3, 2]), tf.constant(scores)), None][1])()
+    assert table.scores(keys).numpy().tolist() == scores
+    table.assign([3], [[0.0, 0.0]], [1])
+    assert table.scores([1, 3, 9]).numpy().tolist() == [7, 1, 0]
     table = sok.DynamicVariable(2, var_type="hybrid", evict_strategy="kLfu", max_capacity=64)
     for _ in range(3):
         tf.nn.embedding_lookup(table, [7])
-    mode(doing(lambda: table.decay_scores(0.5)))()
+    mode(lambda: [table.decay_scores(0.5), None][1])()
     assert table.scores([7, 8]).numpy().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
+def test_export_if_and_erase_if(options, mode, dtype):
+    table = filled(options, dtype=dtype)
+    tf.nn.embedding_lookup(table, [30, 31, 32])  # after 34 calls that have seen keys
+    chosen = [key for key in range(33) if key % 2 or key >= 30 or key == 0]
+    keys, rows = mode(lambda: table.export_if(is_chosen))()
+    assert (keys.numpy().tolist(), rows.dtype) == (chosen, dtype)
+    np.testing.assert_array_equal(tf.cast(rows, tf.float32), [row_of(key) for key in chosen])
+    least = int(table.scores([30])[0])
+    keys, rows = mode(lambda: table.export_if(min_score=least))()
+    assert keys.numpy().tolist() == [30, 31, 32]
+    assert mode(lambda: table.export(cutoff=4.5))()[0].numpy().tolist() == [*range(5, 33)]
+    assert int(mode(lambda: table.erase_if(is_chosen))()) == len(chosen)
+    assert content(table) == expected(set(range(33)) - set(chosen))
+
+
+ONE_CHOICE = "Give `predicate` or `min_score`, one of them"
+WRONG = [
+    (
+        lambda t: t.erase_if(lambda keys, *_: keys),
+        ValueError,
+        "one bool per key, shape .3,",
+    ),
+    (lambda t: t.export_if(), ValueError, ONE_CHOICE),
+    (lambda t: t.export_if(len, min_score=1), ValueError, ONE_CHOICE),
+    (lambda t: t.export_if(min_score=-1), ValueError, "`min_score` must be in"),
+    (lambda t: t.assign_scores([1], [1.0]), TypeError, "must be integers. Received: dtype float32"),
+    (lambda t: t.assign([1], [[1.0, 2.0]], [1, 2]), ValueError, "scores must be integers of shape"),
+    (lambda t: t.expire(), ValueError, "Give `num_lookups` or `seconds`"),
+    (lambda t: t.expire(days=3), TypeError, r"Received: days=3. Give seconds=3 \* 86_400."),
+    (lambda t: t.expire(num_lookups=3, age=5), TypeError, "Received: age=5. Give one of the two."),
+    (lambda t: t.expire(seconds=datetime.timedelta(3)), TypeError, "Give its total_seconds"),
+    (lambda t: t.erase_below(0.0), ValueError, "`cutoff` must be above 0"),
+    (lambda t: next(t.export_chunks(0)), ValueError, "`num_slots` must be at least 1"),
+]
+
+
+def test_what_is_wrong_is_refused_and_changes_nothing():
+    table = filled({}, 3)
+    before = State.of(table.table)
+    for call, error, text in WRONG:
+        with pytest.raises(error, match=text):
+            call(table)
+    assert State.of(table.table) == before
 
 
 @pytest.mark.parametrize(("num_slots", "dtype"), [(7, tf.bfloat16), (1 << 20, tf.float32)])
@@ -158,43 +192,6 @@ def test_export_chunks(options, num_slots, dtype):
     table.erase([4])
     with pytest.raises(RuntimeError, match="has changed during export_chunks"):
         list(chunks)
-    with pytest.raises(ValueError, match="`num_slots` must be at least 1"):
-        next(table.export_chunks(0))
-
-
-def test_expire_removes_what_was_not_seen_for_so_long(options, mode):
-    table = filled(options, 10)  # assigned by an eleventh lookup
-    tf.nn.embedding_lookup(table, [2, 5])
-    assert int(mode(lambda: table.expire(num_lookups=2))()) == 0
-    assert int(mode(lambda: table.expire(num_lookups=1))()) == 8
-    assert set(content(table)) == {2, 5}
-    assert int(mode(lambda: table.expire(seconds=1000))()) == 0
-    time.sleep(0.02)
-    assert int(mode(lambda: table.expire(seconds=0.01))()) == 2
-    with pytest.raises((ValueError, tf.errors.OpError), match="Give `num_lookups` or `seconds`"):
-        mode(lambda: table.expire())()
-    for given, text in (
-        ({"days": 3}, r"Received: days=3. Give seconds=3 \* 86_400."),
-        ({"num_lookups": 3, "age": 5}, "Received: age=5. Give one of the two."),
-        ({"seconds": datetime.timedelta(3)}, r"timedelta\(days=3\). Give its total_seconds\(\)."),
-    ):
-        with pytest.raises(TypeError, match=text):
-            mode(lambda given=given: table.expire(**given))()
-
-
-def test_erase_below_clear_and_reserve(options, mode):
-    table = filled(options)
-    assert int(mode(lambda: table.erase_below(4.5))()) == 5
-    assert content(table) == expected(range(5, 33))
-    with pytest.raises((ValueError, tf.errors.OpError), match="`cutoff` must be above 0"):
-        mode(lambda: table.erase_below(0.0))()
-    mode(doing(table.clear))()
-    assert content(table) == {}
-    mode(doing(lambda: table.reserve(2000)))()
-    capacity = table.table.capacity
-    assert capacity >= 2048
-    tf.nn.embedding_lookup(table, np.arange(2000))
-    assert table.table.capacity == capacity
 
 
 def test_statistics_count_what_was_done(options):
@@ -209,41 +206,11 @@ def test_statistics_count_what_was_done(options):
         tf.function(lambda: table.statistics().size)()
 
 
-def test_assign_with_scores_decides_what_is_evicted(mode):
-    options = {"init_capacity": 16, "max_capacity": 16, "evict_strategy": "kCustomized"}
-    table = sok.DynamicVariable(2, var_type="hybrid", on_refused="ignore", **options)
-
-    @doing
-    def assign(keys, scores):
-        sok.assign(table, keys, tf.ones([len(keys), 2]), scores)
-
-    mode(assign)(tf.range(16), tf.range(100, 116))
-    mode(assign)(tf.constant([16, 17]), tf.constant([5, 105]))
-    # 16 is below all; 17 takes the place of the lowest.
-    assert set(content(table)) == (set(range(1, 16)) | {17})
-    assert int(table.scores([17])[0]) == 105
-    # Without a score a new key has 0, in a lookup as in an assignment.
-    assert tf.nn.embedding_lookup(table, tf.range(300, 308)).shape == (8, 2)
-    sok.assign(table, [200], [[1.0, 1.0]])
-    assert set(content(table)) == (set(range(1, 16)) | {17})
-    table.assign([3], [[0.0, 0.0]], [1])
-    sok.assign(table, [18], [[1.0, 1.0]], [2])
-    assert 3 not in content(table) and 18 in content(table)
-    with pytest.raises((ValueError, tf.errors.OpError), match="scores must be integers of shape"):
-        mode(assign)(tf.constant([1, 2]), tf.constant([1]))
-
-
-def test_a_new_epoch_outweighs_the_old_one():
+def test_an_epoch_is_set_outside_of_functions():
     options = {"init_capacity": 16, "max_capacity": 16, "evict_strategy": "kEpochLfu"}
     table = sok.DynamicVariable(2, var_type="hybrid", **options)
-    for _ in range(5):
-        tf.nn.embedding_lookup(table, np.arange(16))
     table.epoch = 1
-    assert table.epoch == 1
-    tf.nn.embedding_lookup(table, np.arange(8))
-    for key in range(100, 108):
-        tf.nn.embedding_lookup(table, [key])
-    assert set(content(table)) == set(range(8)) | set(range(100, 108))
+    assert table.epoch == table.table.epoch == 1
     with pytest.raises(ValueError, match="`epoch` must be in"):
         table.epoch = -1
     with pytest.raises(TypeError, match="`epoch` must be an integer. Received: 2.5"):

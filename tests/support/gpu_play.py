@@ -48,7 +48,6 @@ class Play:
         2: the GPU's).
       num_allocations: tensors that TensorFlow was asked for to write results to.
       stream: TensorFlow's, or None where it has none of its own.
-      capsule_waits: whether making a DLPack capsule waits for TensorFlow's stream.
       has_room: whether TensorFlow has memory for a result of an operation.
       watch: what a real GPU would send to the host.
       driver: that native code launches with; None: Python launches.
@@ -59,7 +58,6 @@ class Play:
         self.pointer = SimpleNamespace(device=0, type=2)
         self.num_allocations = 0
         self.stream = None
-        self.capsule_waits = True
         self.has_room = lambda: True
         self.watch = Watch()
         self.driver = None
@@ -243,8 +241,7 @@ def _take(play, content, is_new):
     if content.ctypes.data not in of_call:
         of_call[content.ctypes.data] = content
         streams.put(play.stream, "TensorFlow's operation", _nothing, (content,))
-    if play.capsule_waits:
-        streams.wait(play.stream)
+    streams.wait(play.stream)
 
 
 def _begin(play, content, name):

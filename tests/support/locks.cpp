@@ -75,17 +75,6 @@ void give_alone(SokTableLock* lock) { sok_lock_give_alone(lock); }
 void take_shared(SokTableLock* lock) { sok_lock_take_shared(lock); }
 void give_shared(SokTableLock* lock) { sok_lock_give_shared(lock); }
 
-// Gives a lock back and waits until a number is another one: as long as that takes, the calling
-// thread keeps what else it has. Returns whether it is, within two minutes.
-int give_and_wait(SokTableLock* lock, const int64_t* number, int64_t before) {
-  sok_lock_give_alone(lock);
-  for (int i = 0; i < 120'000; ++i) {
-    if (__atomic_load_n(number, __ATOMIC_SEQ_CST) != before) return 1;
-    usleep(1000);
-  }
-  return 0;
-}
-
 // Has threads use a few locks, `rounds` times each, while signals come. Returns what was wrong.
 int64_t contend(int64_t rounds) {
   struct sigaction action{};

@@ -58,12 +58,3 @@ def rows_of(variable):
     keys, rows = variable.table.export()
     by_key = dict(zip(keys.tolist(), rows, strict=True))
     return np.stack([by_key[key] for key in KEYS.tolist()])
-
-
-def batches(num_steps, seed=2):
-    """Yields (numbers of rows, each at least once and some repeated; a weight for each)."""
-    rng = np.random.default_rng(seed)
-    for _ in range(num_steps):
-        numbers = np.concatenate([np.arange(len(KEYS)), rng.integers(0, len(KEYS), 5)])
-        numbers = rng.permutation(numbers)
-        yield numbers, rng.normal(size=(len(numbers), DIM)).astype(np.float32)

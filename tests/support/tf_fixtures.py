@@ -76,7 +76,7 @@ def play(monkeypatch):
 # which choose for themselves, start processes of their own or look at no table.
 _NOT_ON_GPU = {
     *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf"),
-    *("test_budgets_tf", "test_on_gpu", "test_gpu_kernels", "test_tensor", "test_native_on_gpu"),
+    *("test_on_gpu", "test_gpu_kernels", "test_tensor", "test_native_on_gpu"),
     *("test_collective_order", "test_autosave"),
     # The GPU is simulated by Python, whose garbage it is.
     "test_an_eager_lookup_leaves_nothing_for_the_garbage_collector",
@@ -95,8 +95,7 @@ _NOT_ON_GPU = {
     # They read the tables of the engine as NumPy arrays.
     *("test_checkpoint", "test_patched_optimizers"),
     # Native code looks up on the CPU.
-    *("test_native_gradient", "test_native_lookup", "test_native_threads", "test_native_update"),
-    "test_native_write",
+    *("test_native_lookup", "test_native_threads", "test_native_update", "test_native_write"),
     # What reshapes sparse ids, and fills empty rows, has no kernel of a GPU.
     "test_safe_lookups_of_a_higher_rank_and_of_no_ids",
 }

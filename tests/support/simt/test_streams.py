@@ -1,7 +1,4 @@
-"""Several streams of the simulated GPU: what CUDA orders is in order, and all else is a Race.
-
-Between TensorFlow's stream and ours faults are planted in tests/bridge/test_on_gpu.py.
-"""
+"""Several streams of the simulated GPU: what CUDA orders is in order, and all else is a Race."""
 
 import numpy as np
 import pytest
