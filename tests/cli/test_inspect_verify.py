@@ -223,26 +223,19 @@ def test_a_key_that_is_twice_in_one_file_is_found(tmp_path):
 def test_a_manifest_that_lies_is_told_in_one_line(tmp_path):
     dumped(tmp_path / "c", 3, names=["user"])
     found, path = manifest.read(tmp_path / "c"), tmp_path / "c" / "manifest.json"
-    (shard,) = found.tables["user"].shards
-    more = {"export": ["--format", "npz", "--to", tmp_path / "f"], "merge": [tmp_path / "d"]}
-    spans = {"numbers": [1], "times": [2.0], "ends": [1e300]}
-    for change, text in (
-        ({"dtype": "float8"}, "must be one of"),
-        ({"key_type": "int8"}, "must be one of"),
-        *(
-            ({"shards": (shard._replace(facts={"num_lookups": 3} | facts),)}, "")
-            for facts in ({"spans": [1]}, {"spans": spans}, {"strategy": ["kLru"], "epoch": 0})
-        ),
+    tables = {"user": found.tables["user"]._replace(dtype="float8")}
+    manifest.publish(tmp_path / "c", manifest.as_text(found._replace(tables=tables)))
+    said = f"{path}, a manifest, is corrupt: "
+    for command, *more in (
+        ("inspect",),
+        ("export", "--format", "npz", "--to", tmp_path / "f"),
+        ("merge", tmp_path / "d"),
     ):
-        tables = {"user": found.tables["user"]._replace(**change)}
-        manifest.publish(tmp_path / "c", manifest.as_text(found._replace(tables=tables)))
-        for command in ("inspect", "export", "merge"):
-            status, out, err = run(command, tmp_path / "c", *more.get(command, []))
-            assert (status, out, err.count("\n")) == (3, "", 1)
-            assert f"{path}, a manifest, is corrupt: " in err and text in err
-        status, out, err = run("verify", tmp_path / "c")
-        assert (status, err) == (1, "") and text in out
-        assert f"{path}, a manifest, is corrupt: " in out
+        status, out, err = run(command, tmp_path / "c", *more)
+        assert (status, out, err.count("\n")) == (3, "", 1)
+        assert said in err and "must be one of" in err
+    status, out, err = run("verify", tmp_path / "c")
+    assert (status, err) == (1, "") and said in out and "must be one of" in out
 
 
 def test_owners_that_a_function_says_are_not_looked_at(tmp_path):

@@ -14,8 +14,8 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.files.source import Source, checkpoint_sources
 from sok_lite.engine.files.source_writer import write_checkpoint
 from sok_lite.engine.owner import MOD, OneRank
-from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, optimized, run
-from tests.support.filled_tables import HYBRID, KINDS, filled, held, held_by, rows_of, some_keys
+from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
+from tests.support.filled_tables import HYBRID, KINDS, filled, held, held_by, rows_of
 from tests.support.helpers import new_table
 from tests.support.static_parts import assert_equal, everything, part_of
 
@@ -42,25 +42,6 @@ def test_from_one_rank_to_three_to_two(tmp_path, options):
     for path in ("three", "two"):
         fine("verify", tmp_path / path)
         fine("diff", tmp_path / "one", tmp_path / path, "--all")
-
-
-def test_states_of_two_optimizers_survive(tmp_path):
-    keys = some_keys(50)
-    optimized(tmp_path / "two", keys, 4, ranks=2)
-    fine("reshard", tmp_path / "two", tmp_path / "three", "--ranks", 3)
-    fine("diff", tmp_path / "two", tmp_path / "three", "--all")
-    facts = manifest.read(tmp_path / "three").tables["table"]
-    assert {(state.name, state.dim, state.initial) for state in facts.shards[2].states} == {
-        ("m", 3, 0.0),
-        ("v", 1, 0.5),
-        ("acc", 3, 1.0),
-    }
-    groups = {state.name: state.group for state in facts.shards[0].states}
-    assert groups["m"] == groups["v"] != groups["acc"]
-    (source,) = checkpoint_sources(tmp_path / "three")
-    for state in source.states:
-        rows = np.concatenate(list(source.read(state.tensor)))
-        np.testing.assert_array_equal(rows, np.full((50, state.dim), 4 + len(state.name) / 4))
 
 
 def test_a_checkpoint_is_resharded_in_its_place_only_when_asked(tmp_path):

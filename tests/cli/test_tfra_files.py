@@ -184,23 +184,6 @@ def test_tables_that_are_not_there(tmp_path):
         tfra_files.sources(tmp_path)
 
 
-def test_a_file_that_is_missing_or_cut(tmp_path):
-    for case, name in (
-        ("files_of_two_processes", "table_mht_2of2_rank1_size2-keys"),
-        ("files_of_two_processes", "table_mht_1of2_rank0_size2-values"),
-        ("files_of_a_table_alone", "alone_mht_1of1-values"),
-    ):
-        path = copied(tmp_path / name, case) / name
-        whole, base = path.read_bytes(), name.rpartition("-")[0]
-        for num_bytes, text in ((3, r"hold whole|do not hold"), (24, base)):
-            path.write_bytes(whole[:-num_bytes])
-            with pytest.raises(ValueError, match=text):
-                tfra_files.sources(path.parent, dim="3")
-        path.unlink()
-        with pytest.raises(FileNotFoundError, match=base):
-            tfra_files.sources(path.parent, dim="3")
-
-
 def test_files_of_two_saves(tmp_path):
     folder = copied(tmp_path, "files_of_two_processes")
     for what in ("keys", "values"):

@@ -107,14 +107,6 @@ def test_a_full_disk_is_told_with_file_table_and_bytes(tmp_path, name, room, tol
     assert version_at(tmp_path / "c") == 1
 
 
-def test_a_manifest_is_replaced_and_not_written_over(tmp_path):
-    dump(tmp_path, [table_of(1)], ONE)
-    old = (tmp_path / "manifest.json").read_bytes()
-    os.link(tmp_path / "manifest.json", tmp_path / "old")
-    dump(tmp_path, [table_of(2)], ONE)
-    assert (tmp_path / "old").read_bytes() == old != (tmp_path / "manifest.json").read_bytes()
-
-
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_link_in_the_place_of_the_manifest_is_not_followed(tmp_path, link):
     """Whoever may write to the folder could else have any file of the program's user replaced."""

@@ -14,10 +14,9 @@ from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine.files import manifest, saved_file
+from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.source import checkpoint_sources
 from sok_lite.engine.optimizer_states import named_states, rename_state
 from sok_lite.engine.optimizers import Adagrad, Momentum
 from sok_lite.engine.table import content
@@ -304,32 +303,6 @@ def test_another_number_of_ranks_reads_increments_and_merges_them(tmp_path, rank
         own = {100 * ranks + rank: [1.0] * 3 for rank in range(ranks)}
         own |= {rank: [1.0] * 3 for rank in range(ranks) if rank == 1}  # it was erased
         assert found == (expected if mode == "replace" else own | expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tools_read_the_newest_rows(tmp_path, monkeypatch, kind):
-    """They read columns without tables, in pieces that are small here."""
-    monkeypatch.setattr(saved_file, "CHUNK_BYTES", 100)
-    changes = Changes(new_table(get_backend("cpu"), 3, **KINDS[kind]))
-    rng = np.random.default_rng(0)
-    for round_ in range(6):
-        for what in ("look_up", "update", "erase", "assign_state", "look_up_many"):
-            keys = rng.integers(-30, 50, 9)
-            CHANGES[what](changes, keys, round_ % 3)
-        dump(tmp_path, [changes.table], ONE, chunk_bytes=100, incremental=True)
-    assert len(num_rows(tmp_path)) == 6
-    saved = take(changes.table)
-    (read,) = checkpoint_sources(tmp_path)
-    names = ["keys", "values", "stamps", *(state.tensor for state in read.states)]
-    pieces = [list(read.read(name)) for name in names]
-    assert len({tuple(map(len, its)) for its in pieces}) == 1 and len(pieces[0]) > 3
-    keys, *columns = map(np.concatenate, pieces)
-    order = np.argsort(keys)
-    np.testing.assert_array_equal(keys[order], saved.keys)
-    states = [state.rows for state in saved.states]
-    expected = [saved.values, saved.columns["stamps"], *states]
-    for column, its in zip(columns, expected, strict=True):
-        np.testing.assert_array_equal(column[order], its)
 
 
 # -------------------------------------------------------------------- all anew, and why

@@ -2,7 +2,6 @@
 
 import json
 import os
-import struct
 import zlib
 
 import numpy as np
@@ -84,15 +83,6 @@ def test_the_bytes_of_a_shard(tmp_path):
         "keys_crc32": zlib.crc32(keys),
         "values_crc32": zlib.crc32(values),
     }
-
-
-def test_files_of_tfra_are_read_as_their_reader_says(tmp_path):
-    base = tmp_path / BASE
-    base.with_name(f"{BASE}-keys").write_bytes(struct.pack("<3q", 5, -7, 2**40))
-    base.with_name(f"{BASE}-values").write_bytes(struct.pack("<6f", *range(6)))
-    keys, rows = read(tmp_path)
-    np.testing.assert_array_equal(keys, [5, -7, 2**40])
-    np.testing.assert_array_equal(rows, np.float32([[0, 1], [2, 3], [4, 5]]))
 
 
 @given(data=st.data())

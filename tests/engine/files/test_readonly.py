@@ -1,4 +1,4 @@
-"""Lookups in the files of a checkpoint, against a dict of what was written."""
+"""Lookups in the files of a checkpoint and its increments, against a dict of what was written."""
 
 import os
 import threading
@@ -11,12 +11,15 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.owner import MOD, AlsoLocal
 from tests.support.filled_tables import rows_of, some_keys
 from tests.support.helpers import new_table, run_threads
+from tests.support.in_parts import dump_in_parts
 from tests.support.own_process import run_program
+from tests.support.static_parts import everything, part_of
 
 ONE = SingleCommunicator()
 CPU = get_backend("cpu")
@@ -233,6 +236,66 @@ def test_a_corrupt_file_is_told_when_it_is_used(tmp_path):
     path.write_bytes(content[:-1])
     with pytest.raises(ValueError, match="it has .* bytes and not"):
         open_readonly(tmp_path)
+
+
+def assert_finds(table, keys, rows):
+    found, is_there = table.find(keys, default=3)
+    assert len(table) == len(rows) and is_there.tolist() == [key in rows for key in keys.tolist()]
+    assert sorted(table.keys().tolist()) == sorted(rows)
+    missing = np.full(table.dim, 3, table.dtype)
+    expected = [rows.get(key, missing) for key in keys.tolist()]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_corrupt_file_of_any_age_is_told(tmp_path):
+    keys, rows = dump_in_parts(tmp_path, dim=5, name="t")
+    (shard,) = manifest.read(tmp_path).tables["t"].shards
+    for part in shard.chain:
+        path = tmp_path / part.file
+        content = path.read_bytes()
+        begin = 8 + int.from_bytes(content[:8], "little")  # of the keys
+        message = f"{path}, a file of table 't', is corrupt: chunk"
+        flip(path, begin + 16)  # in a chunk without a byte of the header
+        with pytest.raises(ValueError, match=message):
+            open_readonly(tmp_path)["t"].prepare()
+        path.write_bytes(content)
+        for row in range(part.num_rows):
+            flip(path, begin + 8 * part.rows + 4 * 5 * row + 16)
+        if part.num_rows:
+            with pytest.raises(ValueError, match=message):
+                open_readonly(tmp_path, check_rows=True)["t"].lookup(keys)
+        path.write_bytes(content)
+    assert_finds(open_readonly(tmp_path)["t"], keys, rows)
+
+
+def test_a_key_without_a_row_is_told(tmp_path):
+    keys, _ = dump_in_parts(tmp_path, dim=5, name="t")
+    found = manifest.read(tmp_path)
+    (shard,) = found.tables["t"].shards
+    # The file that has the rows of four keys is left out; that of another is in the last one too.
+    cut = shard._replace(before=shard.before[:2])
+    tables = {"t": found.tables["t"]._replace(shards=(cut,))}
+    manifest.publish(tmp_path, manifest.as_text(found._replace(tables=tables)))
+    table = open_readonly(tmp_path)["t"]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="'t', is corrupt: 3 of its keys have no row there"):
+            table.lookup(keys[:1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_static_table_has_its_row_numbers_as_keys(tmp_path, ranks):
+    columns = everything(11)
+
+    def program(comm):
+        table = new_table(CPU, 5, name="t")
+        part = part_of(CPU, comm, columns)
+        for _ in range(2):  # whole each time, beside an increment
+            dump(tmp_path, [table, part], comm, incremental=True)
+
+    run_ranks(ranks, program)
+    tables = open_readonly(tmp_path)
+    assert_finds(tables["s"], np.arange(-1, 13), dict(enumerate(columns["value"])))
+    assert len(tables["t"]) == 0 and 0 not in tables["t"]
 
 
 def test_rows_are_not_loaded(tmp_path):

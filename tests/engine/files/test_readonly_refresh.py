@@ -19,8 +19,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.files.served_index import ServedIndex
 from sok_lite.engine.owner import MOD, AlsoLocal
-from tests.engine.files.test_readonly import as_given, flip
-from tests.engine.files.test_readonly_increments import assert_finds
+from tests.engine.files.test_readonly import as_given, assert_finds, flip
 from tests.support.filled_tables import rows_of, some_keys
 from tests.support.helpers import new_table
 
@@ -117,34 +116,6 @@ def test_a_refresh_reads_what_is_new_and_no_more(tmp_path):
     flip(tmp_path / shard.file, (tmp_path / shard.file).stat().st_size - 8)  # of the removed ones
     with pytest.raises(ValueError, match="'t', is corrupt: chunk"):
         open_readonly(tmp_path)["t"].prepare()
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_keys_that_were_evicted_are_gone_after_a_refresh(tmp_path, monkeypatch, ranks):
-    options = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 64}
-    made, add_newest = [], ServedIndex.add_newest
-    monkeypatch.setattr(
-        ServedIndex, "add_newest", lambda *args: made.append(args) or add_newest(*args)
-    )
-
-    def program(comm):
-        table, tables = new_table(CPU, DIM, name="t", on_refused="ignore", **options), None
-        table.log_removals()
-        for number in range(8):
-            some = np.arange(number * 40, number * 40 + 60)
-            some = some[table.owner.owners(some, comm.size) == comm.rank]
-            table.insert_or_assign(some, rows_of(some.size, DIM, seed=number))
-            table.lookup([])
-            dump(tmp_path, [table], comm, incremental=number > 0)
-            keys, rows = (comm.allgatherv(each, call="test").rows for each in table.export())
-            if comm.rank == 0:
-                tables = tables or open_readonly(tmp_path)
-                assert tables.refresh() == (number > 0)
-                expected = dict(zip(keys.tolist(), rows, strict=True))
-                assert_finds(tables["t"], np.arange(400), expected)
-
-    run_ranks(ranks, program)
-    assert len(made) == ranks  # by the first lookup alone
 
 
 def test_a_key_on_several_ranks_is_that_of_the_lowest_after_a_refresh(tmp_path):
