@@ -42,15 +42,3 @@ def check_facts(outputs):
         rates, aucs = found[name][1:3], found[name][3:]
         assert rates == pytest.approx([0.5, 0.5], abs=0.015) and max(rates) < no_limit[0]
         assert aucs == pytest.approx(no_limit[2:], abs=0.025)
-
-    plain, counting = (numbers_of(line)[-1] * 1024 for line in outputs["counters"].splitlines())
-    assert abs(plain - 17.25 * data["CAPACITY"]) < 1024  # it is printed in KiB
-    assert 18 < (counting - plain) / np.sum(times == 1) < 34
-    # Sizes as docs/sizing.md has them.
-    num_rows, num_near, row_bytes = 200_000, 20_000, 256
-    index = 17.25 * (1 << 19) + 9 * num_rows
-    expected = [num_near * row_bytes, (num_rows - num_near) * row_bytes, index]
-    for line, each in zip(outputs["tiers"].splitlines()[1:], expected, strict=True):
-        sized, used = numbers_of(line)
-        assert sized == pytest.approx(each / 2**20, abs=0.05 + 1e-9)
-        assert used == pytest.approx(sized, rel=0.03)

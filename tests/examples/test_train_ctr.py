@@ -20,6 +20,8 @@ from ctr.planted import PlantedModel
 
 pytest.importorskip("tensorflow")
 
+from train_ctr import print_result, split
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_ctr.py"
 # 1268 rows to train on: 19 batches of 64 and one of 52, of which rank 1 gets 20
@@ -189,10 +191,18 @@ def test_a_bad_data_file_ends_all_ranks_with_its_line(tmp_path):
     [
         (["--ranks", "2"], "horovodrun -np 2"),
         (["--data", "/nowhere/a.tsv"], "/nowhere/a.tsv"),
-        (["--rows", "2"], "enough rows"),
     ],
 )
 def test_wrong_options_end_with_a_clear_message(options, message):
     done = execute(1, *options)
     assert done.returncode != 0
     assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_result_has_null_for_what_is_no_number_and_a_split_rows_on_both_sides(capsys):
+    print_result({"auc": float("nan"), "keys": 3})
+    assert json.loads(capsys.readouterr().out.removeprefix("RESULT ")) == {"auc": None, "keys": 3}
+    assert (split(10, 0.2), split(3, 0.5)) == (8, 1)
+    for wrong in ((1, 0.2), (10, 0.0), (10, 1.0), (10, -1.0)):
+        with pytest.raises(ValueError, match="Expected enough rows"):
+            split(*wrong)
