@@ -47,10 +47,8 @@ def run_job(
     """Runs a Python program, given as source, on ranks that `horovodrun` or `mpirun` starts.
 
     With `local` the ranks may use the shared memory of their machine. The launcher gets `options`.
-    `launch` is the command that starts a program on all ranks, where it is not the tool's launcher
-    with this number of `ranks`.
     """
-    launch, mark = launch or [launcher(tool), "-np", str(ranks)], uuid.uuid4().hex
+    launch, mark = [launcher(tool), "-np", str(ranks)], uuid.uuid4().hex
     folder = tmp_path / mark
     folder.mkdir()
     script = tmp_path / f"{mark}.py"
