@@ -6,6 +6,7 @@ test_launch and test_rank_failures.
 """
 
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -100,7 +101,8 @@ def once():
 @pytest.fixture(autouse=True)
 def over(request, monkeypatch):
     """As if `sok.init` had chosen the transport of a test."""
-    if "comm" in request.fixturenames:
+    # Facts of communicators need no TensorFlow, which takes seconds to import.
+    if "comm" in request.fixturenames and "tensorflow" in sys.modules:
         from sok_lite.bridge import job
 
         monkeypatch.setattr(job, "_communicator", request.getfixturevalue("comm"))

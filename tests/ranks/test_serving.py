@@ -46,7 +46,7 @@ def test_rows_come_in_pieces_whoever_has_them(comm, folder, monkeypatch, of, cut
 
 
 def test_no_rank_holds_the_rows_of_others(comm, folder, monkeypatch):
-    monkeypatch.setattr(files, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(files, "PIECE_BYTES", 400_000)
     table = sok.DynamicVariable(256, initializer="0", name="table")
     own = np.arange(comm.rank, 40_000, comm.size)
     for some in np.array_split(own, 8):
