@@ -6,6 +6,7 @@ test_launch and test_rank_failures.
 """
 
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -16,9 +17,8 @@ from sok_lite.comm import Communicator, CommunicatorError, launched_ranks, make_
 from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
 
 # A rank that waits in vain ends the job instead of the patience of who started it. On a busy
-# machine one may wait long for another that starts a process with TensorFlow, as test_tfra_saving
-# does. Jobs that tests of this folder start themselves keep their own limits: those tests run on no
-# rank.
+# machine one may wait long for another. Jobs that tests of this folder start themselves keep their
+# own limits: those tests run on no rank.
 if launched_ranks() > 1:
     os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "30")
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "240")
@@ -98,12 +98,26 @@ def once():
     """Has a test run over one transport: it has no collective of its own."""
 
 
-@pytest.fixture
-def over(comm, monkeypatch):
+@pytest.fixture(autouse=True)
+def over(request, monkeypatch):
     """As if `sok.init` had chosen the transport of a test."""
-    from sok_lite.bridge import job
+    # Facts of communicators need no TensorFlow, which takes seconds to import.
+    if "comm" in request.fixturenames and "tensorflow" in sys.modules:
+        from sok_lite.bridge import job
 
-    monkeypatch.setattr(job, "_communicator", comm)
+        monkeypatch.setattr(job, "_communicator", request.getfixturevalue("comm"))
+
+
+@pytest.fixture(params=["keras", "tf_keras"])
+def keras(request):
+    return pytest.importorskip(request.param)
+
+
+@pytest.fixture
+def sk(keras):
+    import sok_lite.keras
+
+    return sok_lite.keras.classes_for(keras)
 
 
 @pytest.fixture(params=["eager", "tf.function"])

@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 
 import sok_lite as sok
-from sok_lite.bridge import job
 from sok_lite.bridge import saves as of_saves
 from sok_lite.comm import launched_ranks
 from sok_lite.comm.protocol import RanksDifferError
 from tests.support.rank_jobs import run_job
-
-
-@pytest.fixture(autouse=True)
-def over(request, monkeypatch):
-    """Every test runs over each transport, as if the program had chosen it."""
-    if "comm" in request.fixturenames:
-        monkeypatch.setattr(job, "_communicator", request.getfixturevalue("comm"))
 
 
 def of_all(comm, saved):
@@ -145,8 +137,7 @@ print("NOT ENDED", flush=True)
     ("tool", "in_fit", "local"),
     [
         ("horovod", True, True),
-        pytest.param("horovod", False, False, marks=pytest.mark.full_only("starts ranks")),
-        pytest.param("mpi", False, True, marks=pytest.mark.full_only("starts ranks")),
+        pytest.param("mpi", False, False, marks=pytest.mark.full_only("starts ranks")),
     ],
 )
 def test_one_rank_is_told_to_end_and_all_save_and_end(tmp_path, tool, in_fit, local):

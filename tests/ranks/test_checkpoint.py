@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import sok_lite.keras
 from sok_lite.bridge import job
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
@@ -22,21 +21,10 @@ IN_TURN = "comm"
 
 
 @pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
+def seeds():
+    """Takes back the seeds of a rank, which tables of other tests would take."""
     yield
     tf.random.set_seed(None)
-
-
-@pytest.fixture(params=["keras", "tf_keras"])
-def keras(request):
-    return pytest.importorskip(request.param)
-
-
-@pytest.fixture
-def sk(keras):
-    return sok_lite.keras.classes_for(keras)
 
 
 def made(keras, sk, seed=1):

@@ -14,9 +14,6 @@ DIM = 3
 LIMIT = 0.5
 
 
-pytestmark = pytest.mark.usefixtures("over")
-
-
 def of_all_ranks(comm, grad):
     """Keys and rows of a gradient on all ranks; a key has one row."""
     keys = comm.allgatherv(grad.indices.numpy()).rows

@@ -66,17 +66,9 @@ DIFFERENT_CALLS = {
         lambda comm: comm.allreduce(np.zeros(4), "max"),
         lambda comm: comm.allreduce(np.zeros(4)),
     ),
-    "allgather": (
-        lambda comm: comm.allgatherv(np.zeros((1, 4))),
-        lambda comm: comm.allreduce(np.zeros(4)),
-    ),
     "root": (
         lambda comm: comm.broadcast(np.zeros(4), 1),
         lambda comm: comm.broadcast(np.zeros(4), 0),
-    ),
-    "barrier": (
-        lambda comm: comm.allgatherv(np.zeros((1, 1), np.uint8)),
-        lambda comm: comm.barrier(),
     ),
     "name": (
         lambda comm: one_row_each(comm, recv_splits=np.ones(comm.size, int), call="other"),

@@ -131,8 +131,7 @@ LATER = pytest.mark.full_only("starts and kills ranks: half a minute")
     ("ways", "local", "on_disk"),
     [
         ("killed", True, ""),
-        pytest.param("killed", False, "1", marks=LATER),
-        pytest.param("joins leaves", True, "", marks=LATER),
+        pytest.param("joins leaves", False, "1", marks=LATER),
     ],
 )
 def test_ranks_that_come_and_go_change_no_table(tmp_path, ways, local, on_disk):

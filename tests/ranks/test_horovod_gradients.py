@@ -16,9 +16,6 @@ tf_keras = pytest.importorskip("tf_keras")
 TRANSPORT = HorovodCommunicator  # its tape reaches ranks in no other way
 
 
-pytestmark = pytest.mark.usefixtures("over")
-
-
 class Model:
     """A table of rows [1], a static one and a dense variable, and the loss of this rank's ids."""
 

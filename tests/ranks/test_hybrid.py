@@ -12,9 +12,6 @@ DIM = 2
 SMALL = {"init_capacity": 16, "max_capacity": 64, "on_refused": "ignore"}
 
 
-pytestmark = pytest.mark.usefixtures("over")
-
-
 def hybrid(initializer="0", name="table", **options):
     return sok.DynamicVariable(DIM, initializer, "hybrid", name=name, **(SMALL | options))
 
@@ -103,25 +100,6 @@ def test_what_a_rank_evicts_is_its_own(comm, run):
         np.testing.assert_array_equal(rows, np.ones((len(evicted), DIM)))
         assert {key for key in all_keys(comm, table) if key % comm.size == comm.rank} == held
     assert len(held) <= 16
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ([{}, {"filter_ratio": 0.5}], "filter_ratio of table 0 is 1.0 on rank 0 and 0.5 on rank 1"),
-        ([{}, {"evict_strategy": "kLfu"}], "evict_strategy of table 0 is 'kLru' on rank 0"),
-        ([None, {}], "var_type of table 0 is 'hbm' on rank 0"),
-    ],
-    ids=["filter", "strategy", "kind"],
-)
-def test_options_that_differ_raise_on_all_ranks(comm, options, text):
-    if comm.size == 1:
-        pytest.skip("one rank agrees with itself")
-    its, name = options[comm.rank > 0], f"unequal {text[:5]}"
-    table = sok.DynamicVariable(DIM, name=name) if its is None else hybrid(name=name, **its)
-    with pytest.raises(ValueError, match=text):
-        sok.lookup_sparse(table, column(tf.constant([1], tf.int64)))
-    assert table.table.size == 0
 
 
 def test_each_rank_evicts_by_its_own_capacity_and_loads_into_it(comm, run, folder):

@@ -8,13 +8,12 @@ import pytest
 import tensorflow as tf
 
 import sok_lite.keras
-from sok_lite.bridge import job
 from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
-from sok_lite.comm.single import SingleCommunicator
 from tests.support.datasets import batched
 from tests.support.dense_rows import dense_rows
+from tests.support.lone_rank import lone_rank
 from tests.support.own_train_step import loss_and_pairs
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
@@ -29,22 +28,10 @@ IN_TURN = "comm"
 
 
 @pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
+def seeds():
+    """Takes back the seeds of a rank, which tables of other tests would take."""
     yield
-    # Ranks have seeds of their own here; tables of other tests would take them.
     tf.random.set_seed(None)
-
-
-@pytest.fixture(params=["keras", "tf_keras"])
-def keras(request):
-    return pytest.importorskip(request.param)
-
-
-@pytest.fixture
-def sk(keras):
-    return sok_lite.keras.classes_for(keras)
 
 
 def batches():
@@ -276,8 +263,7 @@ def test_what_ranks_have_trained_is_saved_and_served(comm, keras, sk, folder):
     keys, rows = again.export()
     of_all = allgather(tf.concat([tf.cast(keys, tf.float32)[:, None], rows], 1)).numpy()
     of_all = of_all[np.argsort(of_all[:, 0])]
-    with pytest.MonkeyPatch.context() as patch:  # every rank by itself, as a job of one
-        patch.setattr(job, "_communicator", SingleCommunicator())
+    with lone_rank():
         alone = keras.models.load_model(path)
         found = np.column_stack(alone.layers[1].tables["ranks"].export())
         np.testing.assert_array_equal(found, of_all)
@@ -676,8 +662,7 @@ def test_a_checkpoint_of_another_rank_is_refused(comm, keras, sk, folder):
     other = (comm.rank + 1) % comm.size
     with pytest.raises(ValueError, match=f"part that rank {other} of {comm.size} has of table"):
         checkpoint.read(f"{path}{other}")
-    with pytest.MonkeyPatch.context() as patch:  # as a job of one rank
-        patch.setattr(job, "_communicator", SingleCommunicator())
+    with lone_rank():
         with pytest.raises(ValueError, match="Received: a restore on rank 0 of 1"):
             checkpoint.read(f"{path}{comm.rank}")
     np.testing.assert_array_equal(table.export()[1], ROWS[own])

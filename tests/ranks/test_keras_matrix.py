@@ -5,9 +5,6 @@ model with all rows in dense weights, on whole batches. Both give the same to 1e
 is about has tests of its own in tests/keras.
 """
 
-import os
-import subprocess
-import sys
 from itertools import compress
 from operator import not_
 
@@ -17,11 +14,11 @@ import tensorflow as tf
 
 import sok_lite as sok
 import sok_lite.keras
-from sok_lite.bridge import job
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import launched_ranks
 from tests.support.datasets import batched
 from tests.support.dense_rows import dense_rows
+from tests.support.own_process import run_program
 from tests.support.own_train_step import loss_and_pairs
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 30, 4, 8
@@ -45,20 +42,9 @@ if launched_ranks() > 1:
     pytestmark = pytest.mark.full_only("one rank is the smoke")
 
 
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
-@pytest.fixture(params=["keras", "tf_keras"])
-def keras(request):
-    return pytest.importorskip(request.param)
-
-
 @pytest.fixture
-def kit(comm, once, keras, folder):
-    return Kit(keras, comm, folder)
+def kit(comm, once, keras):
+    return Kit(keras, comm)
 
 
 def is_of_rows(weight):
@@ -69,11 +55,11 @@ class Kit:
     """Makes models and data of this rank, and of one rank alone.
 
     Attributes:
-      keras, sk, comm, folder: what a line uses.
+      keras, sk, comm: what a line uses.
     """
 
-    def __init__(self, keras, comm, folder):
-        self.keras, self.comm, self.folder = keras, comm, folder
+    def __init__(self, keras, comm):
+        self.keras, self.comm = keras, comm
         self.sk = sok_lite.keras.classes_for(keras)
 
     def tables(self):
@@ -158,13 +144,6 @@ class Kit:
         start = np.concatenate([ROWS["user"][X["user"]], ROWS["items"][X["items"]].mean(1)], 1)
         assert np.abs(found[:, :1] - start @ KERNEL).max() > 0.01, "nothing was trained"
 
-    def path(self, name):
-        return os.path.join(str(self.folder), f"{self.keras.__name__}_{name}")
-
-
-def test_fit(kit):
-    kit.run(kit.both())
-
 
 def half(keras):
     """An optimizer of a class of the program's own."""
@@ -235,16 +214,6 @@ def test_a_subclassed_model(kit):
     kit.run(models)
 
 
-@pytest.mark.skipif(launched_ranks() > 1, reason="of one rank")
-def test_two_features_of_one_table(kit):
-    table, rows = kit.tables()["user"], kit.dense()["user"]
-    made = [kit.layers({"user": table, "items": table}), {"user": rows, "items": rows}]
-    models = [kit.model(layers) for layers in made]
-    for model in models:
-        kit.compile(model)
-    kit.run(models)
-
-
 def test_evaluate_and_predict(kit):
     models = kit.both(metrics=["mae"])
     kit.run(models)
@@ -263,51 +232,23 @@ def test_evaluate_and_predict(kit):
 IN_A_NEW_PROCESS = """
 import sys
 import numpy as np
-import {package} as keras
+import {} as keras
 import sok_lite.keras
-model = keras.models.load_model(sys.argv[1])
-with np.load(sys.argv[2]) as x:
-    np.save(sys.argv[3], model.predict(dict(x), verbose=0))
+model = keras.models.load_model(sys.argv[1] + "/m.keras")
+with np.load(sys.argv[1] + "/x.npz") as x:
+    np.save(sys.argv[1] + "/y.npy", model.predict(dict(x), verbose=0))
 """
 
 
-def test_a_new_process_loads(kit):
-    """Of one rank, whatever ranks have saved."""
+@pytest.mark.skipif(launched_ranks() > 1, reason="of one rank")
+def test_a_new_process_loads(kit, tmp_path):
     models = kit.both()
     kit.fit(models)
-    models[0].save(kit.path("m.keras"))
+    models[0].save(tmp_path / "m.keras")
+    np.savez(tmp_path / "x.npz", **X)
+    run_program(IN_A_NEW_PROCESS.format(kit.keras.__name__), tmp_path)
     expected = models[1].predict(X, verbose=0)
-    if kit.comm.rank == 0:
-        np.savez(kit.path("x.npz"), **X)
-        files = [kit.path(name) for name in ("m.keras", "x.npz", "y.npy")]
-        code = IN_A_NEW_PROCESS.format(package=kit.keras.__name__)
-        of_job = ("HOROVOD", "OMPI", "PMIX", "PMI")
-        env = {name: value for name, value in os.environ.items() if not name.startswith(of_job)}
-        subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=300, env=env)
-        np.testing.assert_allclose(np.load(files[2]), expected, atol=1e-5)
-    kit.comm.barrier("wait for rank 0")
-
-
-def test_early_stopping(kit):
-    models = kit.both()
-
-    def stop():
-        options = {"patience": 1, "min_delta": 100.0, "restore_best_weights": True}
-        return [kit.keras.callbacks.EarlyStopping("loss", **options)]
-
-    kit.run(models, callbacks=stop, epochs=5)
-    assert int(models[0].optimizer.iterations) == 2 * N // BATCH
-
-
-def test_model_checkpoint(kit):
-    models = kit.both()
-    path = kit.path("best.weights.h5")
-    best = kit.keras.callbacks.ModelCheckpoint(path, "loss", save_weights_only=True)
-    kit.fit(models[:1], callbacks=lambda: [best])
-    kit.fit(models[:1])  # what is taken back
-    models[0].load_weights(path)
-    models[1].fit(kit.data(False), epochs=2, verbose=0)
-    kit.check(models)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])

@@ -5,18 +5,15 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import kv_variable as kv
-from sok_lite.bridge import job
-from sok_lite.comm import SingleCommunicator
 from sok_lite.kv_variable import get_kv_variable, variable_scope
+from tests.support.lone_rank import lone_rank
 
 tf1 = tf.compat.v1
 DIM, NUM_KEYS, STEPS, SMALLEST = 3, 20, 5, -(2**63)
 
 
 @pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
+def no_names(monkeypatch):
     monkeypatch.setattr(variable_scope, "_by_name", type(variable_scope._by_name)())
 
 
@@ -45,31 +42,15 @@ def looked_up(variable, keys, kind, **arguments):
     return rows[:, None, :]
 
 
-def made(parts, initializer):
+def made(parts, initializer=None):
     partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
     return get_kv_variable("kv", DIM, initializer=initializer, partitioner=partitioner)
 
 
-def trained_eagerly(batches, parts, kind, initializer):
-    """The same by eager steps of Keras."""
-    variable = made(parts, initializer)
-    each = [variable] if parts is None else list(variable)
-    optimizer = tf.keras.optimizers.Adagrad(0.1)
-    found = []
-    for keys, grads in batches:
-        with tf.GradientTape() as tape:
-            rows = looked_up(variable, tf.constant(keys, tf.int64), kind)
-            loss = tf.reduce_sum(rows * grads)
-        optimizer.apply_gradients(zip(tape.gradient(loss, each), each, strict=True))
-        found.append(rows.numpy())
-    exported = [part.export(cutoff=None) for part in each]
-    return found, [(keys.numpy(), rows.numpy()) for keys, rows in exported]
-
-
-def trained(batches, parts, kind, initializer=None):
+def trained(batches, parts, kind):
     """Returns what each step's lookup gave, and keys and rows of each partition in the end."""
     with tf.Graph().as_default():
-        variable = made(parts, initializer)
+        variable = made(parts)
         keys = tf1.placeholder(tf.int64, [None, 2])
         grads = tf1.placeholder(tf.float32, [None, 2, DIM])
         rows = looked_up(variable, keys, kind)
@@ -89,17 +70,12 @@ def trained(batches, parts, kind, initializer=None):
 
 @pytest.mark.parametrize("kind", ["plain", "sparse"])
 @pytest.mark.parametrize("parts", [None, 3])
-@pytest.mark.parametrize("is_eager", [False, True])
-def test_ranks_and_partitions_train_as_one_rank_with_all_batches(
-    comm, monkeypatch, is_eager, parts, kind
-):
+def test_ranks_and_partitions_train_as_one_rank_with_all_batches(comm, parts, kind):
     mine = [batch_of(comm.rank, step) for step in range(STEPS)]
-    initializer = tf1.ones_initializer() if is_eager else None
-    rows, exported = (trained_eagerly if is_eager else trained)(mine, parts, kind, initializer)
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "_communicator", SingleCommunicator())
+    rows, exported = trained(mine, parts, kind)
+    with lone_rank():
         everything = [together(comm, step) for step in range(STEPS)]
-        all_rows, ((all_keys, oracle),) = trained(everything, None, kind, initializer)
+        all_rows, ((all_keys, oracle),) = trained(everything, None, kind)
     for step, (found, wanted) in enumerate(zip(rows, all_rows, strict=True)):
         start = sum(len(batch_of(rank, step)[0]) for rank in range(comm.rank))
         np.testing.assert_allclose(found, wanted[start : start + len(found)], atol=1e-5)

@@ -1,14 +1,12 @@
 """Checkpoints of KvVariables over real ranks: each saves its keys, any number of them reads all."""
 
 import contextlib
-import tempfile
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from sok_lite import kv_variable as kv
-from sok_lite.bridge import job
+from tests.support.lone_rank import lone_rank
 from tests.support.saved_graphs import Trained, of, saved, tf1
 
 BATCHES = [[1, 2, 3, -4], [3, 5, -(2**63)], [2**63 - 1, 0, 2]]
@@ -18,29 +16,6 @@ AFTER = [[3, 2, 8], [-4, 9]]
 IN_TURN = "comm"
 
 
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had connected its ranks so."""
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
-@pytest.fixture
-def folder(comm):
-    """A new folder, the same on all ranks."""
-    with tempfile.TemporaryDirectory() as own:
-        text = np.frombuffer(own.encode().ljust(256), np.uint8)
-        yield comm.broadcast(text, 0).tobytes().decode().strip()
-        comm.barrier("the test ends")
-
-
-@contextlib.contextmanager
-def alone():
-    """Makes this process the only rank, for as long as the `with` block lasts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "_communicator", None)
-        yield
-
-
 def own(comm, known):
     """Returns what belongs to this rank of what is known of all keys."""
     return {key: value for key, value in known.items() if key % comm.size == comm.rank}
@@ -48,7 +23,7 @@ def own(comm, known):
 
 def trained_alone(parts=None, batches=BATCHES, path=None):
     """Returns what one rank knows that was given the batches of all, and saves it."""
-    with alone():
+    with lone_rank():
         graph = Trained(parts)
         with graph.session() as session:
             graph.train(*batches)
@@ -83,7 +58,7 @@ def test_ranks_save_and_another_number_of_them_restores(comm, folder):
             again.train(*batches_of(comm, AFTER))
             assert again.known()[0] == own(comm, trained_alone(None, BATCHES + AFTER))
     # One rank.
-    with alone():
+    with lone_rank():
         again = Trained(5)
         with again.session(initialized=False) as session:
             tf1.train.Saver().restore(session, first)
@@ -94,7 +69,7 @@ def test_ranks_save_and_another_number_of_them_restores(comm, folder):
 
 def test_keys_that_other_ranks_own_are_named_where_they_are_saved(comm, folder, caplog):
     with contextlib.ExitStack() as stack:
-        with alone():  # as before `sok_lite.init`: each rank has all keys
+        with lone_rank():  # each rank has all keys
             graph = Trained(None)
             session = stack.enter_context(graph.session())
             graph.train(*BATCHES)
@@ -139,7 +114,7 @@ def test_paths(comm, folder):
         saver.save(session, kv.rank_path(path))
         comm.barrier("all have saved")
         assert kv.saved_path(path) == kv.rank_path(path)
-        with alone():
+        with lone_rank():
             first = kv.saved_path(path)
         assert first == (path if comm.size == 1 else f"{path}.rank-0-of-{comm.size}")
         with pytest.raises(FileNotFoundError, match="No checkpoint"):
@@ -148,7 +123,7 @@ def test_paths(comm, folder):
         own_path = saver.save(session, kv.rank_path(path), global_step=7)
         comm.barrier("all have saved a step")
         assert kv.saved_path(f"{path}-7") == own_path
-        with alone():
+        with lone_rank():
             first = kv.saved_path(f"{path}-7")
         assert first == (own_path if comm.size == 1 else f"{path}.rank-0-of-{comm.size}-7")
 
@@ -196,7 +171,7 @@ def test_deltas_of_ranks(comm, folder):
             for path in (full, delta):
                 tf1.train.Saver().restore(session, path)
             assert again.known() == known
-        with alone():
+        with lone_rank():
             again = Trained(3)
             with again.session(initialized=False) as session:
                 for path in (full, delta):

@@ -25,8 +25,7 @@ def launch(folder, program, local=True):
     return job.code, job.output
 
 
-@pytest.mark.parametrize("local", [False, True], ids=["network", "local"])
-def test_a_killed_rank_ends_the_job(tmp_path, local):
+def test_a_killed_rank_ends_the_job(tmp_path):
     """SIGKILL hits rank 1 among a stream of collectives, at a moment of no one's choice."""
     code, output = launch(
         tmp_path,
@@ -45,14 +44,11 @@ def test_a_killed_rank_ends_the_job(tmp_path, local):
             print(f"rank {comm.rank} saw: {error}", flush=True)
             sys.exit(5)
         """,
-        local,
+        local=False,
     )
     assert code != 0, output
-    if local:
-        assert "rank 0 saw: Rank 1 has died or has left, seen by rank 0 in alltoall" in output
-    else:
-        assert "rank 0 saw: `alltoallv` failed on rank 0 of 2: another rank has died" in output
-        assert "Horovod says" in output
+    assert "rank 0 saw: `alltoallv` failed on rank 0 of 2: another rank has died" in output
+    assert "Horovod says" in output
 
 
 @pytest.mark.full_only("starts ranks with TensorFlow")
@@ -98,7 +94,7 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 comm = make_communicator("mpi")
 {statement}
 """
-    for wants_trace, is_traced in (("", False), ("1", True)):
+    for wants_trace, is_traced in (("", False), ("1", True))[: 1 + (what == "in a graph")]:
         job = run_job("mpi", program, tmp_path, SOK_LITE_COMM_TRACE=wants_trace)
         said = [line for line in job.output.splitlines() if line.startswith("sok_lite: rank")]
         aborts = [line for line in said if " aborts: " in line]

@@ -16,12 +16,6 @@ ROWS = np.random.default_rng(0).normal(size=(NUM_ROWS, DIM)).astype(np.float32)
 COMBINERS = ("sum", "mean", "sqrtn")
 
 
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
 @pytest.fixture
 def of_several(comm, monkeypatch):
     """A communicator of several ranks: those that have disagreed do not go on with it."""
@@ -108,8 +102,9 @@ def test_outputs_and_gradients_are_those_of_all_ranks_together(comm, kind, place
         assert table.table.size == len(mine)
 
 
-@pytest.mark.parametrize("key_type", [tf.int32, tf.uint64], ids=lambda d: d.name)
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    ("key_type", "dtype"), [(tf.int32, tf.float16), (tf.uint64, tf.bfloat16)], ids=lambda d: d.name
+)
 def test_other_formats_travel(comm, key_type, dtype):
     table = sok.DynamicVariable(DIM, "2", name="formats", key_type=key_type, dtype=dtype)
     static = sok.Variable(ROWS, dtype=dtype)
@@ -148,39 +143,33 @@ def test_only_the_rank_that_has_the_table_counts_for_what_rows_begin_with(comm):
 # ---- errors
 
 
-def by_tens(keys, ranks):
-    return (keys // 10) % ranks
-
-
-def other_tens(keys, ranks):
-    return (keys // 10 + 1) % ranks
-
-
+SMALL = {"var_type": "hybrid", "max_capacity": 64}
 # Of each what the error says, and how a table is made by rank.
 DIFFERENT = {
     "dimension of table 1 is 4 on rank 0 and 5 on rank 1": lambda rank: {"dimension": 4 + rank},
-    "owner of keys of table 1 is 'key mod ranks' on rank 0 and 'rank 0' on rank 1": lambda rank: {
-        "mode": "localized:0" if rank else None
-    },
-    "by_tens": lambda rank: {"partitioner": other_tens if rank else by_tens},
     "gradients sent as bfloat16 of table 1 is True": lambda rank: {
         "gradient_dtype": tf.float32 if rank else tf.bfloat16
     },
     "number of rows of table 1 is 10 on rank 0 and 11 on ran": lambda rank: {
         "initial_value": ROWS[: 10 + rank]
     },
+    "evict_strategy of table 1 is 'kLru' on rank 0": lambda rank: (
+        SMALL | {"evict_strategy": "kLfu" if rank else "kLru"}
+    ),
+    "var_type of table 1 is 'hbm' on rank 0": lambda rank: SMALL if rank else {},
 }
 
 
-@pytest.mark.parametrize("text", DIFFERENT)
-def test_tables_that_differ_between_ranks_raise_on_all(of_several, text):
-    options = DIFFERENT[text](of_several.rank)
-    make = sok.Variable if "initial_value" in options else sok.DynamicVariable
-    options = options if "initial_value" in options else {"dimension": DIM} | options
-    good, table = sok.DynamicVariable(DIM, name="good"), make(name="differs", **options)
-    with pytest.raises(ValueError, match=text):
-        sok.lookup_sparse([good, table], [to_ragged([[1]])] * 2, combiners="sum")
-    assert good.table.size == 0
+def test_tables_that_differ_between_ranks_raise_on_all(of_several):
+    for number, (text, options_of) in enumerate(DIFFERENT.items()):
+        options = options_of(of_several.rank)
+        make = sok.Variable if "initial_value" in options else sok.DynamicVariable
+        options = options if "initial_value" in options else {"dimension": DIM} | options
+        good = sok.DynamicVariable(DIM, name=f"good {number}")
+        table = make(name=f"differs {number}", **options)
+        with pytest.raises(ValueError, match=text):
+            sok.lookup_sparse([good, table], [to_ragged([[1]])] * 2, combiners="sum")
+        assert good.table.size == 0
 
 
 def test_a_table_that_one_rank_makes_again_in_another_mode_raises_on_all(of_several):

@@ -5,13 +5,6 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import job
-
-
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
 
 
 def test_all_ranks_get_the_numbers_of_all(comm):

@@ -5,16 +5,8 @@ import logging
 import numpy as np
 import pytest
 
-from sok_lite.bridge import job
-
 keras = pytest.importorskip("keras")
 sk = pytest.importorskip("sok_lite.keras")
-
-
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
 
 
 def fit(comm, callback):

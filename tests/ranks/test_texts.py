@@ -6,13 +6,6 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import keras as sk
-from sok_lite.bridge import job
-
-
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
 
 
 @pytest.fixture
@@ -43,14 +36,6 @@ def test_any_rank_finds_any_text(comm, table):
     assert of_all_ranks(table) == all_texts(comm)
     keys = sok.hash_strings(texts_of((comm.rank + 1) % comm.size)) if comm.rank else []
     assert len(table.texts(tf.constant(keys, tf.int64))) == len(keys)
-
-
-def test_texts_come_back_from_a_checkpoint(comm, table, folder):
-    table.erase(["all"])
-    sok.dump(folder, table)
-    again = sk.Table("city", 2, key_type=str, keep_texts=True)
-    sok.load(folder, again)
-    assert of_all_ranks(again) == all_texts(comm)[1:]
 
 
 def test_an_error_of_one_rank_is_raised_on_all(comm, table):

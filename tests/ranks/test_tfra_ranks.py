@@ -1,14 +1,12 @@
 """TFRA's layers over real ranks, against one rank that has the batches of all."""
 
 import os
-import tempfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
-from sok_lite.bridge import job
 
 DIM, NUM_KEYS, BATCH, STEPS = 3, 30, 6, 4
 
@@ -17,24 +15,8 @@ IN_TURN = "comm"
 
 
 @pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had chosen it, and knows no names."""
+def no_names():
     tf.compat.v1.reset_default_graph()
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
-@pytest.fixture(params=["keras", "tf_keras"])
-def keras(request):
-    return pytest.importorskip(request.param)
-
-
-@pytest.fixture
-def folder(comm):
-    """A new folder, the same on all ranks."""
-    with tempfile.TemporaryDirectory() as own:
-        text = np.frombuffer(own.encode().ljust(256), np.uint8)
-        yield comm.broadcast(text, 0).tobytes().decode().strip()
-        comm.barrier("the test ends")
 
 
 def batch_of(rank, step, shape=None):
@@ -234,7 +216,7 @@ def test_a_rank_that_cannot_save_tells_the_others(comm, keras, folder):
     de.keras.models.de_hvd_save_model(model, path)
 
 
-@pytest.mark.full_only("tests/ranks/test_keras_matrix.py has a checkpoint of fit")
+@pytest.mark.full_only("fits for three epochs; each rank that loads what it saved is the smoke")
 def test_checkpoints_of_fit_are_decided_by_the_first_rank(comm, keras, folder):
     layer = de.keras.layers_for(keras).HvdAllToAllEmbedding(DIM, name="table")
     model = model_of(keras, layer)

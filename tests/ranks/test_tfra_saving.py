@@ -1,10 +1,6 @@
 """Checkpoints of TFRA's API over real ranks: rank 0's dense variables, the rows of every rank."""
 
 import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,63 +8,12 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
-from sok_lite.bridge import job
+from tests.support.lone_rank import lone_rank
 
-ROOT = Path(__file__).resolve().parents[2]
 KEYS = np.arange(-40, 60)
-
-# Of one rank, in a process of its own: restores what ranks have saved, or saves for them.
-ALONE = """
-import sys
-import keras, numpy as np, tensorflow as tf
-from sok_lite import dynamic_embedding as de
-
-what, folder = sys.argv[1:]
-saver = de.FileSystemSaver()
-variable = de.Variable(dim=2, name="v", kv_creator=de.CuckooHashTableCreator(saver=saver))
-dense = tf.Variable(0.0)
-checkpoint = de.train.Checkpoint(v=variable, dense=dense)
-keys = np.arange(-40, 60)
-if what == "save":
-    variable.upsert(keys, np.stack([keys * 2.0, keys + 0.5], 1).astype(np.float32))
-    dense.assign(7.0)
-    checkpoint.write(folder + "/one")
-else:
-    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
-    checkpoint.read(folder + "/all").assert_consumed()
-    found, rows = variable.export()
-    shadow = variable.get_trainable_by_name("t")
-    with tf.GradientTape() as tape:
-        loss = 0.0 * tf.reduce_sum(de.embedding_lookup(variable, found[:1], name="t"))
-    optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
-    (m,) = [each for each in variable.get_slot_variables(optimizer) if each.slot_name == "m"]
-    np.savez(folder + "/found.npz", keys=found, rows=rows, dense=dense, m=m.lookup(found))
-"""
 
 
 IN_TURN = "comm"
-
-
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if the program had connected its ranks so."""
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
-def alone(comm, what, folder):
-    """Runs a process of one rank, on rank 0; the others wait."""
-    if comm.rank == 0:
-        ours = ("HOROVOD", "OMPI", "PMI", "PMIX", "PRTE", "MPI")
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
-        script = folder / f"{what}.py"
-        script.write_text(textwrap.dedent(ALONE))
-        command = [sys.executable, str(script), what, str(folder)]
-        environment["PYTHONPATH"] = str(ROOT)
-        ended = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=220
-        )
-        assert ended.returncode == 0, ended.stderr
-    comm.barrier()
 
 
 def variables():
@@ -90,21 +35,28 @@ def assert_has(variable, keys):
     np.testing.assert_array_equal(rows, rows_of(keys))
 
 
+def stepped(variable, optimizer, keys, factor=1.0):
+    """Takes a step; returns the slot of the first moments."""
+    shadow = variable.get_trainable_by_name("t")
+    with tf.GradientTape() as tape:
+        rows = de.embedding_lookup(variable, keys, name="t")
+        loss = factor * tf.reduce_sum(tf.sin(rows + 1))
+    optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+    (m,) = [each for each in variable.get_slot_variables(optimizer) if each.slot_name == "m"]
+    return m
+
+
 def test_all_ranks_save(comm, folder):
     variable, dense = variables()
     optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
-    shadow = variable.get_trainable_by_name("t")
     for _ in range(2 + comm.rank):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.sin(de.embedding_lookup(variable, mine(comm), name="t") + 1))
-        optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
+        m = stepped(variable, optimizer, mine(comm))
     dense.assign(float(comm.rank + 3))
     checkpoint = de.train.Checkpoint(v=variable, dense=dense)
     assert checkpoint.write(str(folder / "all")) == str(folder / "all")
     saved = {f"v_rank{rank}_size{comm.size}-states.npz" for rank in range(comm.size)}
     assert saved <= set(os.listdir(folder / "TFRADynamicEmbedding"))
     keys, rows = (each.numpy() for each in variable.export())
-    (m,) = [each for each in variable.get_slot_variables(optimizer) if each.slot_name == "m"]
     m = m.lookup(keys).numpy()
     other, other_dense = variables()
     other.upsert([1000], np.ones((1, 2), np.float32))
@@ -112,19 +64,29 @@ def test_all_ranks_save(comm, folder):
     for found, saved in zip(other.export(), (keys, rows), strict=True):
         np.testing.assert_array_equal(found, saved)
     assert float(other_dense) == 3.0  # of rank 0
-    alone(comm, "restore", folder)
-    with np.load(folder / "found.npz") as found:
-        at = np.searchsorted(found["keys"], keys)
-        np.testing.assert_array_equal(found["keys"], KEYS)
-        np.testing.assert_array_equal(found["rows"][at], rows)
-        # A step without a gradient leaves 0.9 of the average of the one key that it was taken on.
-        is_same = found["keys"][at] != KEYS[0]
-        np.testing.assert_array_equal(found["m"][at][is_same], m[is_same])
-        assert found["dense"] == 3.0
+    comm.barrier()
+    with lone_rank():
+        whole, whole_dense = variables()
+        checkpoint = de.train.Checkpoint(v=whole, dense=whole_dense)
+        checkpoint.read(str(folder / "all")).assert_consumed()
+        found, its_rows = (each.numpy() for each in whole.export())
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        its_m = stepped(whole, optimizer, KEYS[:1], 0.0).lookup(keys)
+    np.testing.assert_array_equal(found, KEYS)
+    np.testing.assert_array_equal(its_rows[np.searchsorted(found, keys)], rows)
+    assert float(whole_dense) == 3.0
+    # A step without a gradient leaves 0.9 of the average of the one key that it was taken on.
+    np.testing.assert_array_equal(its_m[keys != KEYS[0]], m[keys != KEYS[0]])
 
 
 def test_one_rank_saves_for_all(comm, folder):
-    alone(comm, "save", folder)
+    if comm.rank == 0:
+        with lone_rank():
+            variable, dense = variables()
+            variable.upsert(KEYS, rows_of(KEYS))
+            dense.assign(7.0)
+            de.train.Checkpoint(v=variable, dense=dense).write(str(folder / "one"))
+    comm.barrier()
     variable, dense = variables()
     de.train.Checkpoint(v=variable, dense=dense).read(str(folder / "one")).assert_consumed()
     assert_has(variable, mine(comm))

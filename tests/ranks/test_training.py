@@ -18,12 +18,6 @@ IN_TURN = "comm"
 NUM_ROWS = 37
 
 
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """As if `sok.init` had chosen this transport."""
-    monkeypatch.setattr(job, "_communicator", comm)
-
-
 def to_ragged(ragged, dtype=np.int64):
     values, splits = flat(ragged, dtype)
     return tf.RaggedTensor.from_row_splits(tf.constant(values), tf.constant(splits))
@@ -43,10 +37,6 @@ def on_the_last(keys, size):
 
 def by_tens(keys, ranks):
     return (keys // 10) % ranks
-
-
-def other_tens(keys, ranks):
-    return (keys // 10 + 1) % ranks
 
 
 class Kind(NamedTuple):
@@ -166,84 +156,18 @@ def test_tables_of_every_kind_train_as_on_one_rank(comm, make, wrapped, monkeypa
         np.testing.assert_allclose(mine[1], other[1], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def row_of(key):
-    return (key % 50) + np.arange(3) / 8
-
-
-def given(partitioner, size, rank, key_type=tf.int64, keys=None):
-    """Returns a table whose own keys of some are assigned."""
-    name = f"{getattr(partitioner, '__name__', partitioner)}_{key_type.name}"
-    table = sok.DynamicVariable(3, name=name, partitioner=partitioner, key_type=key_type)
-    if keys is not None:
-        own = keys[table.table.owner.owners(keys.astype(np.int64), size) == rank]
-        rows = np.array([row_of(key) for key in own.tolist()], np.float32).reshape(-1, 3)
-        sok.assign(table, own.astype(key_type.as_numpy_dtype), rows)
-    return table
-
-
-@pytest.mark.parametrize("key_type", [tf.int64, tf.int32, tf.uint64], ids=lambda d: d.name)
-@pytest.mark.parametrize("partitioner", ["mod", "hash", by_tens])
+@pytest.mark.parametrize(
+    ("partitioner", "key_type"), [("mod", tf.int64), ("hash", tf.uint64), (by_tens, tf.int32)]
+)
 def test_keys_are_asked_for_at_their_owners(comm, partitioner, key_type):
     """Each rank asks about others, some with a row on no rank, and some by nobody."""
-    keys = np.arange(0, 90, 2)
-    table = given(partitioner, comm.size, comm.rank, key_type, keys)
-    before = table.table.size
+    keys, dtype = np.arange(0, 90, 2), key_type.as_numpy_dtype
+    table = sok.DynamicVariable(3, name="asked", partitioner=partitioner, key_type=key_type)
+    own = keys[table.table.owner.owners(keys, comm.size) == comm.rank]
+    sok.assign(table, own.astype(dtype), np.ones((own.size, 3), np.float32))
     asked = np.random.default_rng(comm.rank).integers(0, 120, (comm.rank * 5, 3))
     traced = tf.function(lambda ids: table.contains(ids, all_ranks=True))
     for find in (traced, lambda ids: table.contains(ids, all_ranks=True)):
-        found = find(tf.constant(asked.astype(key_type.as_numpy_dtype)))
+        found = find(tf.constant(asked.astype(dtype)))
         np.testing.assert_array_equal(found, np.isin(asked, keys))
-    assert table.table.size == before
-
-
-def test_each_rank_loads_what_is_its_own_by_whatever_rule(comm, monkeypatch, folder):
-    keys, rules = np.arange(-40, 400, 2), ["mod", "hash", by_tens]
-    sok.dump(folder / "c", [given(rule, comm.size, comm.rank, keys=keys) for rule in rules])
-    loaded = [given(rule, comm.size, comm.rank) for rule in rules]
-    sok.load(folder / "c", loaded)
-    other = sok.DynamicVariable(3, name="by_tens_int64", partitioner=other_tens)
-    sok.load(folder / "c", other)
-    for rule, table in zip(
-        [spread, HASH.owners, by_tens, other_tens], [*loaded, other], strict=True
-    ):
-        found, rows = (each.numpy() for each in sok.export(table))
-        assert found.tolist() == keys[rule(keys, comm.size) == comm.rank].tolist()
-        expected = np.array([row_of(key) for key in found], np.float32).reshape(-1, 3)
-        np.testing.assert_array_equal(rows, expected)
-    with monkeypatch.context() as patch:  # every rank by itself
-        patch.setattr(job, "_communicator", SingleCommunicator())
-        whole = [given(rule, 1, 0) for rule in rules]
-        sok.load(folder / "c", whole)
-    for table in whole:
-        np.testing.assert_array_equal(sok.export(table)[0], keys)
-    comm.barrier()
-
-
-@pytest.mark.full_only("runs a session for 7 s")
-def test_a_session_looks_both_kinds_up_in_one_order_on_all_ranks(comm):
-    """Rows, gradients and a step of both; then what is of one kind alone."""
-    rows_of, dim = np.random.default_rng(0).normal(size=(NUM_ROWS, 4)).astype(np.float32), 4
-    with tf.Graph().as_default():
-        static = sok.Variable(rows_of, name="static")
-        growing = sok.DynamicVariable(dim, "ones", name="growing")
-        ids = to_ragged([[1, 2 + comm.rank], [NUM_ROWS - 1]])
-        outs = sok.lookup_sparse([growing, static], [ids, ids], combiners="sum")
-        loss = tf.add_n([tf.reduce_sum(out) for out in outs])
-        grads = tf.gradients(loss, [growing, static])
-        step = sok.SGD(0.0).apply_gradients([(grads[0], growing)])
-        expected = np.stack([rows_of[[1, 2 + comm.rank]].sum(0), rows_of[NUM_ROWS - 1]])
-        counts = np.bincount([1, NUM_ROWS - 1] * comm.size + [2 + i for i in range(comm.size)])
-        with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
-            for _ in range(20):
-                ones, rows, by_key, by_row, _ = session.run([*outs, *grads, step])
-                np.testing.assert_array_equal(ones, [[2] * dim, [1] * dim])
-                np.testing.assert_allclose(rows, expected, rtol=1e-6)
-                of_keys = counts[by_key.indices]
-                np.testing.assert_array_equal(by_key.values, np.repeat(of_keys[:, None], dim, 1))
-                of_rows = counts[by_row.indices * comm.size + comm.rank]
-                np.testing.assert_array_equal(by_row.values, np.repeat(of_rows[:, None], dim, 1))
-            for out, alone in zip(outs, (ones, rows), strict=True):
-                np.testing.assert_array_equal(session.run(out), alone)
-            for grad, alone in zip(grads, (by_key, by_row), strict=True):
-                np.testing.assert_array_equal(session.run(grad.values), alone.values)
+    assert table.table.size == own.size

@@ -5,19 +5,12 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import job
 from tests.support.helpers import run_threads
 
 STEPS = 20
 
 
 IN_TURN = "comm"
-
-
-@pytest.fixture(autouse=True)
-def over(comm, monkeypatch):
-    """Every test runs over each transport, as if `sok.init` had chosen it."""
-    monkeypatch.setattr(job, "_communicator", comm)
 
 
 def ids_of(*keys):
@@ -27,11 +20,6 @@ def ids_of(*keys):
 def held(comm, keys):
     """Those of some keys that are this rank's."""
     return [key for key in keys if key % comm.size == comm.rank]
-
-
-def rows_of(table):
-    keys, rows = sok.export(table)
-    return dict(zip(keys.numpy().tolist(), rows.numpy()[:, 0].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("has_order", [True, False])
@@ -115,21 +103,3 @@ def test_graphs_in_two_threads_have_their_own_rows(comm):
             assert found == sum(first_key + key for key in keys), (first_key, keys)
 
     run_threads(look_up, 2)
-
-
-@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
-def test_a_key_that_its_rank_erased_before_the_step_begins_anew(comm, kind):
-    table, optimizer = sok.DynamicVariable(2, "ones", kind), sok.SGD(1.0)
-    keys = [1, 2, 3, 4, 2**40]
-    for doomed in ([], [2], [3, 4], [999]):
-        before = rows_of(table)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(sok.lookup_sparse(table, ids_of(*keys), combiners="sum"))
-        gradient = tape.gradient(loss, table)
-        table.erase(tf.constant(doomed, tf.int64))
-        optimizer.apply_gradients([(gradient, table)])
-        expected = {
-            key: (1.0 if key in doomed else before.get(key, 1.0)) - comm.size
-            for key in held(comm, keys)
-        }
-        assert rows_of(table) == expected

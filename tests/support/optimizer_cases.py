@@ -1,8 +1,8 @@
 """Every optimizer with a rule, and every option that selects or enters a formula: one list.
 
 A case names the optimizer as the frameworks do and, beside it, its twin in reference_updates.py:
-the function and what it is called with. Tests on one rank, on a simulated GPU and on several ranks
-take them from here, and docs/optimizers.md names no optimizer that is not among them.
+the function and what it is called with. Tests on the CPU and on a simulated GPU take them from
+here, and docs/optimizers.md names no optimizer that is not among them.
 """
 
 from dataclasses import dataclass, field, replace
