@@ -20,6 +20,7 @@ class ElasticCommunicator(Communicator):
     def __init__(self, connect: Callable[[], Communicator]) -> None:
         self._connect, self._inner = connect, connect()
         super().__init__(self._inner.rank, self._inner.size, self._inner.local_rank)
+        self.turn = self._inner.turn  # connecting may have taken collectives
 
     def reconnect(self) -> None:
         """Connects the present ranks. Every rank must call it. CommunicatorError: one has died."""

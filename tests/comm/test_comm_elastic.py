@@ -22,8 +22,12 @@ def test_it_is_that_of_the_ranks_that_are_connected():
     run_ranks(3, first)
 
     def second(comm):
-        elastic = going_on[2] if comm.rank == 0 else ElasticCommunicator(lambda: comm)
-        elastic._connect = lambda: comm
+        def connect():
+            comm.barrier()  # ranks that look for shared memory and find none
+            return comm
+
+        elastic = going_on[2] if comm.rank == 0 else ElasticCommunicator(connect)
+        elastic._connect = connect
         if comm.rank == 0:
             elastic.disconnect()
             for call in (elastic.barrier, lambda: elastic.allgatherv(np.zeros(2))):
