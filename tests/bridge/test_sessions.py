@@ -87,9 +87,9 @@ def test_running_the_variable_itself_gives_no_row_of_it(session):
 
 
 def test_a_tf1_saver_saves_dense_variables_and_refuses_tables(session, tmp_path):
-    refused = "cannot save 'table:0'.*train.Checkpoint"
+    refused = "cannot save '(table|eager):0'.*train.Checkpoint"
     with tf.init_scope(), pytest.raises(NotImplementedError, match=refused):
-        saver = v1.train.Saver([sok.DynamicVariable(2, name="table")])
+        saver = v1.train.Saver([sok.DynamicVariable(2, name="eager")])
         saver.save(None, str(tmp_path / "c"))
     table = sok.DynamicVariable(2, name="table")
     dense = v1.get_variable("dense", [2], initializer=v1.ones_initializer(), use_resource=True)
