@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import numbers
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -18,6 +19,8 @@ from sok_lite.engine.initializer import Initializer, RowInitializer
 
 _P = ParamSpec("_P")
 _CUT = 0.87962566103423978  # the standard deviation of N(0, 1) cut at 2
+# Packages whose frames lie between a program's line and a warning.
+_BETWEEN = {"sok_lite", "tensorflow", "keras", "tf_keras"}
 # In SOK, "random" and "" differ between the two kinds of table; other words do not.
 _RANDOM = {"hbm": Initializer("uniform", -0.05, 0.05), "hybrid": Initializer("normal", 0.0, 1.0)}
 _WORDS = {
@@ -137,16 +140,16 @@ def warn_of_fans(
     name: str,
     rows: int = 100_000,
     elsewhere: str = "In a keras.layers.Embedding of 100,000 rows",
-    stacklevel: int = 2,
 ) -> None:
     """Warns of an initializer that depends on a shape: a row here, a whole matrix in a peer.
+
+    The warning is of the program's line, whatever is between it and here.
 
     Args:
       spec: as in `make_initializer`, without a `row_shape`.
       name: of the table.
       rows: of the peer's matrix.
       elsewhere: names the peer.
-      stacklevel: of `warnings.warn`, for the caller.
     """
     here, there = (make_initializer(spec, dim, shape) for shape in (None, (rows, dim)))
     if here == there or not isinstance(here, Initializer) or not isinstance(there, Initializer):
@@ -160,8 +163,18 @@ def warn_of_fans(
         f"row_shape=({rows}, {dim}), or an initializer that no shape matters to, such as "
         "RandomNormal.",
         RuntimeWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=_level_of_program(),
     )
+
+
+def _level_of_program() -> int:
+    """Returns the `stacklevel` of a warning, from the caller, that is of the program's line."""
+    frame, level = sys._getframe(1), 1
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _deviation(made: Initializer) -> float:

@@ -153,7 +153,7 @@ class TablePart:
             initializer = self.package.initializers.get(initializer or "uniform")
         initial = make_initializer(initializer, int(dim), row_shape)
         if row_shape is None:
-            warn_of_fans(initializer, int(dim), name, stacklevel=4)
+            warn_of_fans(initializer, int(dim), name)
 
         def make(backend: Backend) -> EmbeddingTable:
             return make_table(

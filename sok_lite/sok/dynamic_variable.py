@@ -168,7 +168,7 @@ class DynamicVariable(TableVariable):
         self._config_dict = dict(kwargs)
         table = table_for_variable(self.kind, make)
         if kwargs.get("row_shape") is None:
-            warn_of_fans(first_values, dimension, name, stacklevel=6)
+            warn_of_fans(first_values, dimension, name)
         super().__init__(table, name=name, trainable=trainable)
 
     def _element_of_graph(self) -> tf.Tensor:

@@ -46,7 +46,6 @@ def unknown_shape(tensor):
 ROWS, DENSE = np.ones((3, DIM)), np.ones(2)
 FAULTS = {
     "a dense gradient of another shape": (ROWS, ROWS, np.ones(3)),
-    "a short dense gradient": (ROWS, ROWS, np.ones(1)),
     "a dense gradient that is checked": (ROWS, ROWS, DENSE * np.nan),
     "rows of another dimension": (ROWS, np.ones((3, DIM + 1)), DENSE),
     "rows with a NaN": (ROWS, ROWS * np.nan, DENSE),

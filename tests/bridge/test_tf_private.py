@@ -41,6 +41,12 @@ OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
 USED = "_handle _handle_name _in_graph_mode _graph_element _shared_name _unique_id _initializer_op"
 
 
+def built_optimizer(package):
+    optimizer = importlib.import_module(package).optimizers.Adam()
+    optimizer.build([tf.Variable(1.0)])
+    return optimizer
+
+
 def functional_model(package):
     keras = importlib.import_module(package)
     inputs = {"a": keras.Input([1], name="a")}
@@ -93,7 +99,7 @@ HAS = [
     ],
     *[
         (
-            importlib.import_module(package).optimizers.Adam,
+            lambda package=package: built_optimizer(package),
             [tf_private.NUMBERS_OF_VARIABLES[package], tf_private.KEY_OF_A_VARIABLE],
         )
         for package in KERAS
