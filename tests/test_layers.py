@@ -165,7 +165,7 @@ def test_frames_of_callers_are_walked_in_one_file():
     """And classes of others are changed in one: tests/bridge/test_no_patches.py looks at these."""
     walk = re.compile(r"_getframe|\bf_back\b|inspect\.(stack|currentframe)")
     files = [path for path in PACKAGE.rglob("*.py") if walk.search(path.read_text())]
-    assert files == [PACKAGE / "bridge" / "tf_private.py"]
+    assert files == [PACKAGE / "engine" / "callers.py"]
 
 
 def test_owners_of_keys_are_asked_for_in_few_places():

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.string_keys import is_keras_tensor
-from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, callers
+from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST
+from sok_lite.engine.callers import callers
 from sok_lite.engine.dtypes import array_of_keys, as_float, copy_error, is_integer
 
 _P = ParamSpec("_P")

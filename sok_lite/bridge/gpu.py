@@ -5,11 +5,10 @@ these numbers: CuPy's device n is TensorFlow's "/physical_device:GPU:n". TensorF
 however, is the first of those that `tf.config.set_visible_devices` leaves.
 """
 
-import warnings
-
 import tensorflow as tf
 
 from sok_lite.backend import Backend, default_backend, get_backend
+from sok_lite.engine.callers import warn
 
 # Number of the GPU that `share_gpu` has prepared.
 _shared: int | None = None
@@ -38,12 +37,11 @@ def share_gpu(backend: Backend) -> None:
     gpus = {_number(gpu): gpu for gpu in tf.config.list_physical_devices("GPU")}
     gpu = gpus.get(number)
     if gpu is None:
-        warnings.warn(
+        warn(
             f"TensorFlow does not see GPU {number}, on which the tables are: it sees "
             f"{_names(tf.config.list_physical_devices('GPU'))}. Every row will be copied through "
             'the host. Install TensorFlow for GPUs (`pip install "sok_lite[gpu]"`), or keep the '
             "tables in RAM with SOK_LITE_BACKEND=cpu.",
-            stacklevel=3,
         )
     else:
         _use_alone(gpu, number)
@@ -125,11 +123,10 @@ def _let_grow(gpu: tf.config.PhysicalDevice, number: int) -> None:
     except ValueError:
         pass  # the program has divided it, and says how much TensorFlow may take
     except RuntimeError:
-        warnings.warn(
+        warn(
             f"TensorFlow had started GPU {number} before sok_lite.init() and has taken nearly all "
             "of its memory: tables may find none. Call sok_lite.init() before TensorFlow's first "
             "operation, or tf.config.experimental.set_memory_growth before it.",
-            stacklevel=4,
         )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER, callers
+from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER
+from sok_lite.engine.callers import callers
 
 
 def is_called_from(module: str) -> bool:

@@ -13,9 +13,9 @@ from sok_lite.bridge.tf_private import (
     GRADIENT_OF_A_FUNCTION,
     GRADIENT_OF_A_LOOP,
     FuncGraph,
-    callers,
     graphs_around,
 )
+from sok_lite.engine.callers import callers
 
 OUT_OF_A_LOOP = (
     "Look all keys up before the loop, or put the gradient, such as a GradientTape, inside it."

@@ -16,10 +16,10 @@ from sok_lite.bridge.tf_private import (
     SAVER_SAVES,
     SaveableObject,
     SaveSpec,
-    callers,
 )
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.callers import callers
 
 
 class TableSaveable(SaveableObject):

@@ -6,9 +6,7 @@ them too.
 """
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -26,17 +24,6 @@ def private(module: str, name: str) -> Any:
             f"sok_lite relies on {name} of {module}, which TensorFlow {tf.__version__} does not "
             f"have. Use TensorFlow {SUPPORTED}: those are tested."
         ) from error
-
-
-def callers() -> Iterator[FrameType]:
-    """Yields the frames of the callers of the calling function, the innermost first."""
-    return _outwards(sys._getframe(2))
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def graphs_around() -> Iterator[Any]:

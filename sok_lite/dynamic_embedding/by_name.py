@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
 from sok_lite.dynamic_embedding.variable import Variable, device_names, find_in_graph
+from sok_lite.engine.callers import warn
 
 # Facts on which an existing variable must agree with a request.
 _COMPARED = ("key_dtype", "value_dtype", "dim", "devices")
@@ -113,11 +113,10 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
     if made is None:
         variable = _by_name(name, arguments, joins=False)
         if variable in _users and layer.name in _DEFAULT_NAMES:
-            warnings.warn(
+            warn(
                 f"Layers of the name {layer.name!r}, the default, share one table, as in TFRA: an "
                 "id has the same row in all of them. Give each layer a name of its own, or call "
                 "tf.keras.backend.clear_session() before a model is built anew.",
-                stacklevel=4,
             )
     elif name in made:
         variable = made[name]

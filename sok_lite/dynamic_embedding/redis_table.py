@@ -1,6 +1,5 @@
 """`RedisTable`: a table whose rows are in Redis, shared by programs through its name."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.dynamic_embedding.redis_settings import read_settings
 from sok_lite.dynamic_embedding.redis_store import RedisStore
 from sok_lite.dynamic_embedding.tables import HashTable
+from sok_lite.engine.callers import warn
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.remote import RemoteTable
 
@@ -81,12 +81,11 @@ class RedisTable(HashTable):
                 f"`config` must be a RedisTableConfig. Received: {type(config).__name__}."
             )
         if checkpoint:
-            warnings.warn(
+            warn(
                 f"No checkpoint or Saver has the rows of {name!r}: they stay in the Redis, and a "
                 "restore leaves them as they are then. To keep them as they were, back the Redis "
                 "up. checkpoint=False says that you know.",
                 RuntimeWarning,
-                stacklevel=2,
             )
         chosen = config or RedisTableConfig()
         self._settings = read_settings(chosen.redis_config_abs_dir, chosen.redis_config_abs_dir_env)

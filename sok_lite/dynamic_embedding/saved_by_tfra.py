@@ -4,7 +4,6 @@ There a variable has a list `tables_of_<name>` with a table per shard: "0", "1" 
 has tensors of keys and rows, or with a `FileSystemSaver` a single flag.
 """
 
-import warnings
 import weakref
 from typing import Any
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.arguments import checked_values
 from sok_lite.dynamic_embedding.file_system import file_call
+from sok_lite.engine.callers import warn
 
 LISTED = "tables_of_"
 _KEYS, _VALUES = "table-keys", "table-values"
@@ -50,13 +50,12 @@ class ShardsOfTfra:
         arrived, self._arrived = self._arrived, []
         rows = alive(self._rows)
         done = _read_table(rows) if rows.files is not None else _replace(rows, arrived)
-        warnings.warn(
+        warn(
             f"The rows of {rows.table.name!r} were restored from a checkpoint of TFRA. What its "
             "optimizer and its restrict policy kept of them was not, and begins anew. `sok-lite "
             f"convert {self._path or 'CHECKPOINT'}.index FOLDER` brings the optimizer's states "
             "over, for sok.load into a sok.DynamicVariable.",
             RuntimeWarning,
-            stacklevel=2,
         )
         return tf.no_op() if done is None else done
 

@@ -7,20 +7,17 @@ import functools
 import inspect
 import math
 import numbers
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import numpy as np
 
+from sok_lite.engine.callers import warn
 from sok_lite.engine.dtypes import as_float, is_integer
 from sok_lite.engine.initializer import Initializer, RowInitializer
 
 _P = ParamSpec("_P")
 _CUT = 0.87962566103423978  # the standard deviation of N(0, 1) cut at 2
-# Packages whose frames lie between a program's line and a warning.
-_BETWEEN = {"sok_lite", "tensorflow", "keras", "tf_keras"}
 # In SOK, "random" and "" differ between the two kinds of table; other words do not.
 _RANDOM = {"hbm": Initializer("uniform", -0.05, 0.05), "hybrid": Initializer("normal", 0.0, 1.0)}
 _WORDS = {
@@ -143,8 +140,6 @@ def warn_of_fans(
 ) -> None:
     """Warns of an initializer that depends on a shape: a row here, a whole matrix in a peer.
 
-    The warning is of the program's line, whatever is between it and here.
-
     Args:
       spec: as in `make_initializer`, without a `row_shape`.
       name: of the table.
@@ -156,25 +151,14 @@ def warn_of_fans(
         return
     is_name = isinstance(spec, (str, type))
     what = getattr(spec, "__name__", spec) if is_name else type(spec).__name__
-    warnings.warn(
+    warn(
         f"{what} of {name!r} depends on the shape of a whole weight. Here it is that of a row, "
         f"({dim}, {dim}): initial values have a standard deviation of {_deviation(here):.3g}. "
         f"{elsewhere} it is {_deviation(there):.3g}. Give row_shape=(fan_in, fan_out), such as "
         f"row_shape=({rows}, {dim}), or an initializer that no shape matters to, such as "
         "RandomNormal.",
         RuntimeWarning,
-        stacklevel=_level_of_program(),
     )
-
-
-def _level_of_program() -> int:
-    """Returns the `stacklevel` of a warning, from the caller, that is of the program's line."""
-    frame, level = sys._getframe(1), 1
-    while (
-        frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN
-    ):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _deviation(made: Initializer) -> float:

@@ -13,7 +13,6 @@ names too.
 """
 
 import gc
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend.uninterrupted import uninterrupted
+from sok_lite.engine.callers import warn
 from sok_lite.engine.rows.column import Column, Kinds, StateOwner, States, kinds_of
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
@@ -165,13 +165,12 @@ def warn_if_several_fit(table_name: str, store: RowStore, kinds: Kinds) -> None:
         names = "; ".join(
             ", ".join(repr(column.name) for column in states.values()) for states in found
         )
-        warnings.warn(
+        warn(
             f"The checkpoint of table {table_name!r} has the states of {len(found)} optimizers "
             f"that fit the one which trains it now: {names}. It takes the first, those of the "
             "optimizer that trained the table first. If it should have others, drop or rename "
             "these first: see optimizer_states().",
             RuntimeWarning,
-            stacklevel=2,
         )
 
 

@@ -486,7 +486,7 @@ def _checked_options(var_type: str, options: Mapping[str, Any]) -> dict[str, Any
         if options[name] is not None:
             refuse_hybrid_option(name, options[name], var_type)
     given = {name: value for name, value in options.items() if value is not None}
-    return round_up_capacities(given, stacklevel=5) if var_type == "hybrid" else given
+    return round_up_capacities(given) if var_type == "hybrid" else given
 
 
 def _own_optimizer(package: Any, name: str, given: Any) -> Any:

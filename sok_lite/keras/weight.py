@@ -6,7 +6,6 @@ strings that the rank knows.
 """
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator, other_ranks
 from sok_lite.bridge.keras import saving
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.callers import warn
 from sok_lite.engine.optimizer_states import settle_states
 from sok_lite.engine.table.restore import NoRoomError
 from sok_lite.engine.texts import prune_texts
@@ -113,11 +113,10 @@ class TableWeight(TableVariable):
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         rank, size = part = _part()
         if size > 1:
-            warnings.warn(
+            warn(
                 f"A checkpoint of TensorFlow has of {self.name!r} the rows of one rank, here of "
                 f"rank {rank} of {size}. Every rank has to write one, to a path of its own. Or "
                 "have every rank call model.save(path): that is one file of all ranks.",
-                stacklevel=2,
             )
         return checkpoint.serialized(self, part)
 

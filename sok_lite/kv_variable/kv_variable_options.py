@@ -90,7 +90,7 @@ class KvOptions:
                 f"{self.combination.name} or the variable decides that. Leave it out."
             )
         if self.configs is not None:
-            object.__setattr__(self, "configs", round_up_capacities(self.configs, stacklevel=3))
+            object.__setattr__(self, "configs", round_up_capacities(self.configs))
 
     def table_options(self, enter_threshold: int) -> dict[str, Any]:
         """Returns the options of the engine's "hybrid" table."""

@@ -13,7 +13,6 @@ The default is the first if possible, else the last; SOK_LITE_GPU_STREAM selects
 
 import ctypes
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from sok_lite.backend import Backend
 from sok_lite.backend.cpu import find_library
 from sok_lite.backend.table_lock import has_functions
 from sok_lite.backend.table_lock import load as load_locks
+from sok_lite.engine.callers import warn
 from sok_lite.native.stream import load_stream_of
 
 WAYS = ("tensorflow", "context", "python")
@@ -116,10 +116,9 @@ def open_gpu(backend: Backend) -> GpuRecord | None:
         return record
     chosen = "python"
     if asked:
-        warnings.warn(
+        warn(
             f"{_VARIABLE}={asked} is not possible on this machine: {reasons[asked]}. Python "
             "launches the kernels, and waits for the whole GPU before and after.",
-            stacklevel=2,
         )
     return None
 

@@ -1,6 +1,5 @@
 """Checks the arguments of `DynamicVariable` before anything is made."""
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_dtype
+from sok_lite.engine.callers import warn
 from sok_lite.engine.dtypes import RowDtype, check_integer, is_integer, row_dtype
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
 from sok_lite.engine.table.hkv_options import HkvOptions, refuse_hybrid_option, round_up_capacities
@@ -61,7 +61,7 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
     check_integer("seed", options.get("seed", 0))
     if var_type == "hybrid":
         of_hybrid = {name: options[name] for name in options if name not in _OPTIONS_OF_ALL}
-        return round_up_capacities(of_hybrid, stacklevel=7)
+        return round_up_capacities(of_hybrid)
     for name in sorted(_OPTIONS_OF_HYBRID - _SOK_OPTIONS):
         if options.get(name) is not None:
             refuse_hybrid_option(name, options[name], var_type)
@@ -78,11 +78,10 @@ def _warn_of_ignored(names: Iterable[str]) -> None:
     new = [name for name in names if name not in _warned_of]
     if new:
         _warned_of.update(new)
-        warnings.warn(
+        warn(
             f"{', '.join(new)}: ignored for a table of var_type 'hbm', which keeps every key in "
             "one memory and grows without bound. Use var_type='hybrid', or leave it out. (Said "
             "once for each option.)",
-            stacklevel=8,
         )
 
 

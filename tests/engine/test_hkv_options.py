@@ -101,7 +101,7 @@ def test_wrong_options_are_refused():
 def test_capacities_are_rounded_up_with_a_warning_for_each(monkeypatch, given, expected):
     monkeypatch.setattr(hkv_options, "_rounded", set())
     with pytest.warns(UserWarning, match="=.* is rounded up to .* a power of two") as warned:
-        assert round_up_capacities(given, stacklevel=1) == expected
+        assert round_up_capacities(given) == expected
     assert [each.filename for each in warned] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once

@@ -5,7 +5,6 @@ optimizer that cannot train one, only after the first batch has inserted its key
 """
 
 import os
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -21,6 +20,7 @@ from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import refuse_unsupported
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import allgather_texts
+from sok_lite.engine.callers import warn
 
 # Each row becomes a column of pixels, at most so many in a PNG.
 _MOST_ROWS_OF_AN_IMAGE = 1_000_000
@@ -48,10 +48,9 @@ def _show_rows(call: Any, self: Any, epoch: int, logs: Any = None) -> Any:
     unfit = [table for table in tables if not 0 < table.shape[0] <= _MOST_ROWS_OF_AN_IMAGE]
     if write_images and unfit:
         self.write_images = False
-        warnings.warn(
+        warn(
             f"TensorBoard writes no images in this epoch: {names_of(unfit)} would be one of no "
             f"row or of more than {_MOST_ROWS_OF_AN_IMAGE:,}.",
-            stacklevel=3,
         )
     try:
         with ExitStack() as stack:

@@ -5,11 +5,12 @@ training. Ranks compare fingerprints of some rows.
 """
 
 import hashlib
-import warnings
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from sok_lite.engine.callers import warn
 
 # Fewer distinct rows may be equal on all ranks by chance, or on purpose.
 _A_FEW = 4
@@ -89,11 +90,10 @@ def warn_if_same(all_found: np.ndarray, what: str) -> bool:
     """Warns if the fingerprints of ranks, (num_ranks, 2), are equal; returns whether they are."""
     is_same = bool((all_found == all_found[0]).all()) and int(all_found[0, 1]) > _A_FEW
     if is_same:
-        warnings.warn(
+        warn(
             f"All {len(all_found)} ranks of fit() have {what}: each trains on all rows, not on a "
             "part of them. Give fit() sok_lite.keras.shard(batches), with a tf.data.Dataset of "
             "batches; of arrays it is tf.data.Dataset.from_tensor_slices((x, y)).batch(rows).",
             RuntimeWarning,
-            stacklevel=2,
         )
     return is_same

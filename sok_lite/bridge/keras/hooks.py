@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 from types import CodeType
 from typing import Any
 
-from sok_lite.bridge.tf_private import callers
+from sok_lite.engine.callers import callers
 
 # Acts around a method: takes the method, the object (the class for a class method) and the
 # arguments. Parameters up to the object are positional-only, because a program's argument may have

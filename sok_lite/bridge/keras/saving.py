@@ -25,6 +25,7 @@ from sok_lite.bridge.keras.weights import check_saving, check_weights
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.tf_private import CHILDREN, TRACK
 from sok_lite.comm.header import save_by
+from sok_lite.engine.callers import warn
 from sok_lite.engine.files.disk import explain_full_disk
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 
@@ -247,10 +248,9 @@ def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[No
         yield
     missing = [table for table in tables if not any(table is each for each in done)]
     if missing and may_skip:
-        warnings.warn(
+        warn(
             f"{method}() with skip_mismatch=True has left {names_of(missing)} as it was: the file "
             "has nothing that fits. Keras says what did not.",
-            stacklevel=6,
         )
     elif missing:
         raise RuntimeError(

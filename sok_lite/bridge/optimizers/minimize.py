@@ -4,7 +4,6 @@ Keras 3 has no `minimize`; the others have it, each with other arguments.
 """
 
 import importlib
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from sok_lite.bridge.optimizers.legacy import LEGACY
 from sok_lite.bridge.optimizers.loss_scale import build, check_built, inner_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.callers import warn
 
 Gradients = list[tuple[Any, Any]]
 
@@ -127,7 +127,7 @@ def check_trained(gradients: Gradients, family: Family | None = None) -> None:
     check_any(gradients)
     left_out = left_out_of([variable for _, variable in gradients])
     if left_out is not None:
-        warnings.warn(left_out, stacklevel=4)
+        warn(left_out)
     warn_of_untrained(gradients, family)
 
 
@@ -149,10 +149,9 @@ def warn_of_untrained(gradients: Gradients, family: Family | None) -> None:
         if grad is None and not (dense and says_itself)
     ]
     if names:
-        warnings.warn(
+        warn(
             f"Gradients do not exist for variables {names} when minimizing the loss. If using "
             "`model.compile()`, did you forget to provide a `loss` argument?",
-            stacklevel=5,
         )
 
 

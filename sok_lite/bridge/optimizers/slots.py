@@ -22,6 +22,7 @@ from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine import optimizers as rules
+from sok_lite.engine.callers import callers
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.table import EmbeddingTable
@@ -256,7 +257,7 @@ _ASKING = {"get_slot", "get", "__getitem__", "__missing__"}
 
 def _is_saving() -> bool:
     """Whether a checkpoint asks for the slots that it is to list with the optimizer."""
-    asking = (each for each in tf_private.callers() if each.f_code.co_name not in _ASKING)
+    asking = (each for each in callers() if each.f_code.co_name not in _ASKING)
     frame = next(asking, None)
     name = None if frame is None else frame.f_globals.get("__name__")
     return name in tf_private.SLOTS_OF_CHECKPOINTS

@@ -26,7 +26,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -37,6 +36,7 @@ import numpy as np
 from sok_lite.comm.header import save_by
 from sok_lite.comm.protocol import Communicator, allgather_texts
 from sok_lite.engine.agreement import check_equal_on_all_ranks
+from sok_lite.engine.callers import warn
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.disk import sync_path
@@ -185,7 +185,7 @@ class _Dump:
             if reason and self.comm.rank == 0:
                 where = self.folder if self.store is None else shown
                 text = f"All is dumped into {where}, and not only what has changed: {reason}."
-                warnings.warn(text, RuntimeWarning, stacklevel=4)
+                warn(text, RuntimeWarning)
         self.tables = [_facts(item.table) for item in self.items]
         # A lookup of a text locks the texts before the table.
         self.texts = {

@@ -1,11 +1,11 @@
 """The "hybrid" table: a maximum capacity with eviction by score, and two tiers of rows."""
 
-import warnings
 from dataclasses import asdict
 from typing import Any
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.launches import Launch
+from sok_lite.engine.callers import warn
 from sok_lite.engine.dtypes import is_integer, row_dtype
 from sok_lite.engine.initializer import AnyInitializer
 from sok_lite.engine.owner import MOD, OwnerRule
@@ -182,7 +182,7 @@ class HkvTable(EmbeddingTable):
             raise error
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"{text} (Said once for a table.)", RuntimeWarning, stacklevel=2)
+            warn(f"{text} (Said once for a table.)", RuntimeWarning)
 
     def scores_of(self, keys: Array) -> Array:
         return self.index.scores(keys)

@@ -2,11 +2,11 @@
 
 import numbers
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
+from sok_lite.engine.callers import warn
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.table.directory import LINE
 
@@ -102,14 +102,11 @@ class HkvOptions:
         return checked
 
 
-def round_up_capacities(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
+def round_up_capacities(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options with capacities rounded up to powers of two, as SOK does. It warns once for
     each option in a program.
 
     Values that cannot be capacities stay as they are, for `HkvOptions.checked` to refuse.
-
-    Args:
-      stacklevel: of `warnings.warn`, for the caller.
     """
     rounded = {}
     for name in ("init_capacity", "max_capacity"):
@@ -125,10 +122,9 @@ def round_up_capacities(options: Mapping[str, Any], stacklevel: int = 2) -> dict
     ]
     if texts:
         _rounded.update(rounded)
-        warnings.warn(
+        warn(
             f"{', '.join(texts)}: the capacity of a table of var_type 'hybrid' is a power of two. "
             "(Said once for each option.)",
-            stacklevel=stacklevel + 1,
         )
     return {**options, **rounded}
 

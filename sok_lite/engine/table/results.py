@@ -1,10 +1,10 @@
 """Result types of a table's methods."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from sok_lite.backend import Array
+from sok_lite.engine.callers import warn
 from sok_lite.engine.rows.store import RowStore
 
 
@@ -92,11 +92,10 @@ def _renamed(old: str, new: str) -> Any:
     """Returns a deprecated alias of the attribute `new`."""
 
     def get(self: Any) -> Any:
-        warnings.warn(
+        warn(
             f"`{type(self).__name__}.{old}` is called `{new}` now. The old name will go in the "
             "next version.",
             DeprecationWarning,
-            stacklevel=2,
         )
         return getattr(self, new)
 

@@ -10,8 +10,8 @@ from sok_lite.backend import sources
 from sok_lite.engine import sort
 from sok_lite.engine.dedup import dedup_and_group
 from sok_lite.engine.rows.store import NO_ROW
-from tests.engine.test_hkv_index import check_items
 from tests.support.helpers import first_row, new_table
+from tests.support.hkv_facts import check_items
 from tests.support.reference import DictTable
 from tests.support.simt import device, runtime
 from tests.support.simt.backend import simt_module
