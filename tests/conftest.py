@@ -8,6 +8,8 @@ backend only so many variants that every two values of two parameters meet in on
 * Every test function runs at least once, but for those that are marked; see below. Of its variants
   the one runs whose name has the lowest hash, so that over the whole all backends, modes and
   frameworks come up, and a run repeats. Where that one is skipped, the next runs.
+* Each row of a table of cases counts as a function: `cases("name")` says that the parameter `name`
+  is a row.
 * Kernels run once on each backend that is here: tests of files that a kernel is named for
   (`test_admission.py`: `admission.cu`), of optimizer rules, the backends and the communicators.
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
@@ -234,7 +236,7 @@ def choose(items, changed):
         elif item.get_closest_marker("full_only") is None and backend_of(item) not in _missing():
             function = item.nodeid.partition("[")[0]
             is_of_kernels = function.startswith(KERNEL_ROOMS) or stem(item.path.name) in _kernels()
-            key = function, backend_of(item) if is_of_kernels else None
+            key = function, backend_of(item) if is_of_kernels else None, case_of(item)
             variants.setdefault(key, []).append(item)
     for items_of_one in variants.values():
         first, *others = sorted(items_of_one, key=lambda item: zlib.crc32(item.nodeid.encode()))
@@ -245,6 +247,13 @@ def choose(items, changed):
 def backend_of(item):
     """Returns the name of the backend that a test runs on, None where it has no such parameter."""
     return item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+
+
+def case_of(item):
+    """Returns which rows of tables of cases a test is of, by `cases`."""
+    names = [name for mark in item.iter_markers("cases") for name in mark.args]
+    # By identity: see `with_pairs`.
+    return tuple(id(item.callspec.params[name]) for name in names)
 
 
 def stem(name):

@@ -26,6 +26,9 @@ class Item:
     def get_closest_marker(self, name):
         return self if name in self.marks else None
 
+    def iter_markers(self, name):
+        return [SimpleNamespace(args=("row",))] if name in self.marks else []
+
 
 def variants(path, function, *names, **fields):
     return [Item(path, function, name, **fields) for name in names]
@@ -45,6 +48,16 @@ def test_of_each_function_the_variant_with_the_lowest_hash_runs():
     lowest = {min((i.nodeid for i in of), key=lambda x: zlib.crc32(x.encode())) for of in functions}
     items = [item for of in functions for item in of]
     assert chosen(items) == chosen(items[::-1]) == lowest
+
+
+def test_each_row_of_a_table_of_cases_runs_once():
+    rows = [[1], [1], [2]]  # without a hash, and two of them equal
+    items = [
+        Item("tests/sok/test_x.py", "test_a", f"{mode}-{i}", marks=["cases"], row=row)
+        for i, row in enumerate(rows)
+        for mode in ("eager", "graph", "session")
+    ]
+    assert sorted(name.partition("-")[2] for name in chosen(items)) == ["0]", "1]", "2]"]
 
 
 # Kernels run once on each backend that is here; elsewhere a backend is a variant as others are.

@@ -337,6 +337,7 @@ IN_NO_VARIABLE = "is in no variable among its attributes"
 INNER = {"fast": [k3.SGD(0.1, momentum=0.9)]}
 
 
+@pytest.mark.cases("make")
 @pytest.mark.parametrize(
     ("make", "text"),
     [

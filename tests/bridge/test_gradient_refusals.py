@@ -117,6 +117,7 @@ def own_gradient(function):
     return with_gradient
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", ["recompute_grad", "custom_gradient"])
 def test_a_lookup_within_a_function_with_its_own_gradient_is_refused_by_name(
     table, look_up, mode, name
@@ -145,6 +146,7 @@ def gradient_of(table, look_up):
     return tape.gradient(loss, table)
 
 
+@pytest.mark.cases("dense")
 @pytest.mark.parametrize("dense", DENSE.values(), ids=DENSE)
 def test_a_gradient_is_made_no_dense_tensor(table, look_up, dense, mode):
     with pytest.raises(NotImplementedError, match=r"no dense form.* g\.values"):

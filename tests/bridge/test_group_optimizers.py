@@ -72,6 +72,7 @@ def test_a_bad_cutoff_is_refused(mode):
         mode(lambda: table.export(cutoff="1e-20"))()
 
 
+@pytest.mark.cases("make")
 @pytest.mark.parametrize("make", CLASSES)
 def test_a_configuration_comes_back_and_bad_strengths_are_refused(make):
     schedule = k3.schedules.ExponentialDecay(0.1, 10, 0.5)

@@ -91,6 +91,7 @@ def test_the_mode_is_asked_for_at_run_time(here, var_type, look_up):
     assert sorted(state(table)[0]) == [1, 2, 9]
 
 
+@pytest.mark.cases("look_up")
 @pytest.mark.parametrize("look_up", LOOKUPS)
 def test_an_argument_outweighs_the_mode(here, look_up):
     table = new_table("hybrid", here)

@@ -124,6 +124,7 @@ KEYS_IN_A_LIST = {
 }
 
 
+@pytest.mark.cases("keys")
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("keys, expected", KEYS_IN_A_LIST.values(), ids=KEYS_IN_A_LIST.keys())
 def test_tensors_in_a_list_of_keys(mode, keys, expected, dtype):

@@ -192,6 +192,7 @@ def clipped(rows, max_norm):
     return np.where(norms > max_norm, rows * (max_norm / norms), rows)
 
 
+@pytest.mark.cases("name")
 @pytest.mark.pairs
 @pytest.mark.parametrize(("name", "table"), pairs_of(ROW_CALLS))
 def test_a_row_for_each_key(here, name, table):

@@ -61,6 +61,7 @@ def test_lookups_of_many_kinds_are_told_apart():
             np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.cases("ids")
 @pytest.mark.parametrize(
     ("ids", "combiner", "error", "text"),
     [

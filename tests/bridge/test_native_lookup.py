@@ -485,6 +485,7 @@ TABLES_OF_KEYS = [
 ]
 
 
+@pytest.mark.cases("name")
 @pytest.mark.pairs
 @pytest.mark.parametrize("table", TABLES_OF_KEYS, ids=lambda table: " ".join(map(str, table)))
 @pytest.mark.parametrize("name", LOOKUPS_OF_KEYS)
@@ -654,6 +655,7 @@ def tables_of_errors():
     return variables
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", WRONG)
 def test_errors_are_the_same_by_both_routes(mode, name):
     routes = both(tables_of_errors)

@@ -362,6 +362,7 @@ def test_an_update_that_fails_halfway_is_an_error(monkeypatch, mode):
     assert its.driver.errors.pop()
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", ["launch", "fill", "copy_to_host", "synchronize", "record"])
 def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
     expected = _trained(mode)
@@ -373,6 +374,7 @@ def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
     assert len(calls) > 3
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("kinds", [("hbm", "hbm"), ("kLru", "hbm")], ids=", ".join)
 @pytest.mark.parametrize(
     ("name", "number"),

@@ -357,6 +357,7 @@ REFUSED = (ValueError, tf.errors.InvalidArgumentError)
 OF_THREADS = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 
 
+@pytest.mark.cases("call")
 @pytest.mark.parametrize("stream", [OF_THREADS, "non-blocking", "blocking"])
 @pytest.mark.parametrize("call", ["look up", "assign"])
 def test_another_stream_is_refused_before_a_table_changes(play, mode, call, stream):

@@ -77,6 +77,7 @@ def rows_before(table):
     return tf.nn.embedding_lookup(table, tf.constant(list(ROWS), table.key_type)).numpy()
 
 
+@pytest.mark.cases("case")
 @pytest.mark.parametrize("key_type", [tf.int64, tf.int32, tf.uint64], ids=lambda t: t.name)
 @pytest.mark.parametrize("case", CASES)
 def test_the_keys_of_a_gradient_are_known_as_long_as_they_are_the_same_tensor(

@@ -268,6 +268,7 @@ WRONG = {
 }
 
 
+@pytest.mark.cases("wrong")
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
 def test_a_state_is_not_set_in_part(trained, wrong):
     table, optimizer = trained

@@ -52,6 +52,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.cases("fault")
 @pytest.mark.pairs
 @pytest.mark.parametrize("order", [1, -1], ids=["rows first", "dense first"])
 @pytest.mark.parametrize("fault", FAULTS)
@@ -168,6 +169,7 @@ class Stop(Exception):
 ERRORS = [Stop, KeyboardInterrupt, ValueError, StopIteration, MemoryError]
 
 
+@pytest.mark.cases("kind")
 @pytest.mark.parametrize("kind", ERRORS)
 def test_what_a_dense_step_raises_comes_out_as_it_is(kind):
     """It runs while the rows are prepared. These and their states are as before, but for room."""

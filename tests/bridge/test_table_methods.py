@@ -91,6 +91,7 @@ METHODS = {
 }
 
 
+@pytest.mark.cases("name")
 @pytest.mark.pairs
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_that_of_the_table(options, mode, name):

@@ -112,6 +112,7 @@ def assert_has(owner, name):
     assert hasattr(owner, name), f"TensorFlow {tf.__version__}: {owner} has no {name}"
 
 
+@pytest.mark.cases("number")
 @pytest.mark.parametrize("number", range(len(HAS)))
 def test_what_has_a_private_name(number):
     owner, names = HAS[number]
@@ -135,6 +136,7 @@ if "tf_keras" in KERAS:
     CALLED_WITH += [(module, "save_model", ["model"]), (module, "load_model", ["filepath"])]
 
 
+@pytest.mark.cases("number")
 @pytest.mark.parametrize("number", range(len(CALLED_WITH)))
 def test_what_is_called_with_which_arguments(number):
     owner, name, expected = CALLED_WITH[number]
