@@ -11,9 +11,11 @@ _BETWEEN = {"sok_lite", "tensorflow", "keras", "tf_keras"}
 
 def callers() -> Iterator[FrameType]:
     """Yields the frames of the callers of the calling function, the innermost first."""
-    here = inspect.currentframe()
-    assert here is not None and here.f_back is not None
-    return _outwards(here.f_back.f_back)
+    frame = inspect.currentframe()
+    for _ in range(2):
+        # A frame that has itself in a variable would keep all variables until a garbage collection.
+        frame = None if frame is None else frame.f_back
+    return _outwards(frame)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
