@@ -36,6 +36,7 @@ from sok_lite.engine.files.dump import (
     dump_in_background,
     folder_of,
     place_of,
+    wait_for_pending,
 )
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.store import Store, join_path, without_password
@@ -179,6 +180,10 @@ class CheckpointPart:
         arguments["path"] = self._store.address if self._store else self._path
         check_equal_on_all_ranks(comm, arguments, "A Checkpoint")
         self.wait()
+        try:  # what a `fit` that was stopped had begun
+            wait_for_pending(comm, arguments["path"], arguments["path"])
+        except OSError as error:
+            _log.warning("The checkpoint before it is the newest: %s", error)
 
         numbers = together(comm, lambda: self._numbers() if comm.rank == 0 else [])
         number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])

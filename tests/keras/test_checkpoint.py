@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ from sok_lite.bridge import saves as of_saves
 from sok_lite.bridge import sigterm
 from sok_lite.cli.main import main
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.dump import BackgroundDump
 from sok_lite.engine.files.store import Store
 from sok_lite.keras.checkpoint import Restored
 from sok_lite.keras.dense_states import DenseStates
@@ -123,7 +125,12 @@ def said_by_us(caplog):
         (2 * STEPS + 1, {"background": True}, (2, 0)),
     ],
 )
-def test_what_goes_on_is_what_never_stopped(keras, sk, tmp_path, capsys, after, options, at):
+def test_what_goes_on_is_what_never_stopped(
+    keras, sk, tmp_path, capsys, monkeypatch, after, options, at
+):
+    write = BackgroundDump._write
+    # It goes on when the next `fit` begins.
+    monkeypatch.setattr(BackgroundDump, "_write", lambda *args: (time.sleep(0.3), write(*args)))
     history = check_goes_on(keras, sk, tmp_path, options, after)
     assert history.epoch == list(range(at[0], 3))
     epochs = {1: "1 epoch complete", 2: "2 epochs complete"}[at[0]]
