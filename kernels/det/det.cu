@@ -164,10 +164,12 @@ SOK_TILE_KERNEL(det_erase)
     const bool is_reserved = sok_is_reserved(index, keys[i]);
     // It was erased before where somebody does it again.
     if (placed && !is_reserved && sok_load(&slot->key) != keys[i]) continue;
-    if (is_reserved)
+    if (is_reserved) {
       slot->row = SOK_NO_ROW;
-    else
+      slot->stamp = 0;  // who comes again in the same lookup takes it anew: see det_claim
+    } else {
       sok_store(&slot->key, reclaim_key);
+    }
     ++erased;
     erased_slots += !is_reserved;
   }

@@ -90,8 +90,7 @@ void GpuCall::End() {
 void GpuCall::Launch(const GpuKernel& kernel, int64_t num_arguments,
                      const std::vector<int64_t>& begin, const std::vector<int64_t>& words) {
   const int64_t num_parts = static_cast<int64_t>(begin.size()) - 1;
-  const int64_t most_words = std::max(gpu_.words, gpu_.wide_words);
-  const int64_t most = (most_words - 1) / (1 + num_arguments);
+  const int64_t most = gpu_.MostParts(num_arguments);
   std::vector<int64_t> blocks;
   for (int64_t first = 0; first < num_parts; first += most) {
     const int64_t count = std::min(most, num_parts - first);
@@ -112,7 +111,8 @@ void GpuCall::Launch(const GpuKernel& kernel, int64_t num_arguments,
         if (each) each = std::max<int64_t>(1, static_cast<int64_t>(share * each));
       }
     }
-    words_.resize(most_words);  // CUDA copies as many as the kernel takes
+    words_.resize(
+        std::max(gpu_.words, gpu_.wide_words));  // CUDA copies as many as the kernel takes
     words_[0] = 0;
     std::partial_sum(blocks.begin(), blocks.end(), words_.begin() + 1);
     std::copy_n(words.begin() + first * num_arguments, count * num_arguments,

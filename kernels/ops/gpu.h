@@ -50,6 +50,11 @@ struct Gpu {
   int64_t threads_per_block, max_blocks;
   int64_t words, wide_words;  // that a narrow and a wide launch take; 0: there are no wide ones
   int64_t is_simulated;       // whether memory of TensorFlow's on the host stands for the GPU's
+
+  // The most parts of so many arguments that one launch takes.
+  int64_t MostParts(int64_t num_arguments) const {
+    return ((words > wide_words ? words : wide_words) - 1) / (1 + num_arguments);
+  }
 };
 
 // A kernel of a GPU: what `Kernel::run` points to.

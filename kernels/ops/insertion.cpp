@@ -62,10 +62,16 @@ bool Insertion::Allocate(Outputs* outputs) {
     heads_[t].size = 2 * missing_[t];
     scratch_.Want(&heads_[t].heads, heads_[t].size);
   }
+  // Where the slots of items are is read to take back what launches have done, even where one has
+  // failed: of "hbm" tables another one then.
+  const Driver& driver = *plan_.driver;
+  const bool is_split = on_gpu && driver.gpu->MostParts(driver.det_insert_items.num_arguments) <
+                                      static_cast<int64_t>(items_.size());
+  const auto is_zeroed = [&](const ItemsOfPart& its) {
+    return is_split || (on_gpu && IsHybrid(*its.part->record));
+  };
   for (size_t i = 0; i < items_.size(); ++i) {
-    // It is read to take back what a launch has done, even if that launch has failed.
-    if (on_gpu && IsHybrid(*items_[i].part->record))
-      scratch_.Want(&told_[i].placed, items_[i].num_items);
+    if (is_zeroed(items_[i])) scratch_.Want(&told_[i].placed, items_[i].num_items);
   }
   num_zeros_ = scratch_.num_bytes() - before;
   for (Heads& its : heads_) scratch_.Want(&its.rows, its.size);
@@ -73,7 +79,7 @@ bool Insertion::Allocate(Outputs* outputs) {
     ItemsOfPart& its = items_[i];
     const SokTableRecord& table = *its.part->record;
     scratch_.Want(&its.number, its.num_items);
-    if (!IsHybrid(table)) scratch_.Want(&told_[i].placed, its.num_items);
+    if (!is_zeroed(its) && !IsHybrid(table)) scratch_.Want(&told_[i].placed, its.num_items);
     if (!IsDistinct(table)) scratch_.Want(&told_[i].new_rows, its.num_items);
   }
   if (on_gpu) {

@@ -325,6 +325,12 @@ def test_what_python_has_updated_is_not_kept_once_native_code_goes_on(monkeypatc
     assert not tensor._left_behind.get(its.backend.device_id)
 
 
+def replace(its, name, types, result, function):
+    """Has native code call another function of the driver. It has a copy for each backend."""
+    its.driver._set(name, result, types, function)
+    setattr(gpu.record_of(its.backend), name, getattr(its.driver.record, name))
+
+
 def fail(its, name, fails):
     """Has a call of the driver fail where `fails` of its number and its arguments says so.
 
@@ -338,9 +344,7 @@ def fail(its, name, fails):
             raise RuntimeError("a failure of the test's own")
         return works(*arguments)
 
-    its.driver._set(name, ctypes.c_int, SIGNATURES[name], call)
-    # Native code has a copy for each backend.
-    setattr(gpu.record_of(its.backend), name, getattr(its.driver.record, name))
+    replace(its, name, SIGNATURES[name], ctypes.c_int, call)
     return calls
 
 
@@ -400,16 +404,53 @@ def test_new_keys_amid_which_the_driver_fails_are_taken_back(monkeypatch, kinds,
     _, grads = look_up([1, 2, 3], [1, 2, 3])
     optimizer.apply_gradients(zip(grads, tables, strict=True))  # a state that begins with 0.1
     calls = fail(its, name, lambda call, _: call == number)
-    rows, _ = look_up([4, 5, 2, 4], [1, 2, 3, 9])
+    keys = [4, 5, 2, 4, *2 * tables[0].table.index.reserved_keys()], [1, 2, 3, 9]
+    rows, _ = look_up(*keys)
     assert len(calls) >= number
-    again, _ = look_up([4, 5, 2, 4], [1, 2, 3, 9])
+    again, _ = look_up(*keys)
     for mine, theirs in zip(rows, again, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     look_up([7, 8, 9, 4], [7, 8, 9, 9])
     device.wait()
-    for each, count in zip(tables, (8, 6), strict=True):
+    for each, count in zip(tables, (10, 6), strict=True):
         audit(each.table)
         assert each.table.size == each.table.counters.inserted == count
+
+
+@pytest.mark.parametrize("kinds", [("hbm",), ("kLru", "hbm")], ids=", ".join)
+def test_launches_of_many_tables_of_which_a_later_one_fails_are_taken_back(monkeypatch, kinds):
+    its = play(monkeypatch)
+    monkeypatch.setattr(its.backend._binaries, "has_wide", False)
+    monkeypatch.setattr(its, "check", lambda: None)
+    each_kind = zip(range(50), itertools.cycle(kinds), strict=False)
+    tables = [new_variable(kind, f"t{i}", 4) for i, kind in each_kind]
+    for each in tables:
+        make_room(each.table, 100)
+    rng = np.random.default_rng(0)
+    ids = [tf.constant(rng.integers(0, 12, (5, 2))) for _ in tables]
+    sok.lookup_sparse(tables, ids[::-1])
+    note, inserting = its.driver._note, []
+
+    def spoil(address, num_bytes, is_input):
+        if num_bytes and not is_input:
+            ctypes.memset(address, 0xDB, num_bytes)
+        note(address, num_bytes, bool(is_input))
+
+    replace(its, "note", (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), None, spoil)
+
+    def is_second(_, arguments):
+        inserting.append(its.driver._kernel(arguments[0])[0].name == "det_insert_items")
+        return inserting[-1] and sum(inserting) == 2
+
+    fail(its, "launch", is_second)
+    rows = sok.lookup_sparse(tables, ids)
+    assert sum(inserting) >= 2
+    for mine, theirs in zip(rows, sok.lookup_sparse(tables, ids), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    device.wait()
+    for each, first, then in zip(tables, ids[::-1], ids, strict=True):
+        audit(each.table)
+        assert each.table.size == np.unique(np.concatenate([first, then])).size
 
 
 # ------------------------------------------------------------------------------- which way

@@ -70,6 +70,7 @@ class Driver:
             return stream_of().ptr or _NULL_STREAM
 
         self._set("stream_of", _POINTER, (_POINTER,), ptr_of)
+        self._note = note
         self._set("note", None, (_POINTER, _INT64, _INT64), lambda a, n, i: note(a, n, bool(i)))
         self._set("forget", None, (), forget)
 
