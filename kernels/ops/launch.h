@@ -47,12 +47,12 @@ class Launch {
 
   // gpu  what launches on a GPU; null: the kernel is one of a CPU
   void Run(const Driver& driver, GpuCall* gpu = nullptr) const {
+    const int64_t total = begin_.back(), grain = driver.grain;
+    if (total == 0) return;  // there may be no kernel
     if (gpu) {
       const auto& its = *static_cast<const GpuKernel*>(kernel_.run);
       return gpu->Launch(its, kernel_.num_arguments, begin_, words_);
     }
-    const int64_t total = begin_.back(), grain = driver.grain;
-    if (total == 0) return;
     const int64_t workers = std::clamp<int64_t>(total / grain, 1, driver.num_threads);
     const int64_t pieces = std::clamp<int64_t>(total / workers / grain, 1, driver.pieces);
     const int64_t launch[] = {Word(kernel_.run),
