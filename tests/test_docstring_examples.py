@@ -67,6 +67,7 @@ def test_the_examples_of_docstrings_are_true(tmp_path, monkeypatch):
     assert not any(said.values()), "".join(said.values())
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", _FIRST)
 def test_what_programs_begin_with_has_an_example(name):
     pytest.importorskip("tensorflow")

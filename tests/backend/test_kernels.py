@@ -96,6 +96,7 @@ SHARED = {
 }
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", SHARED)
 def test_slots_that_others_write_are_read_anew_each_time(name):
     """A compiler may move a plain load out of the loop that waits for another value."""
@@ -169,6 +170,7 @@ def test_find_reads_four_words_of_a_row_before_it_writes_one():
         assert runs.count(copy) == 2, width  # a loop for each kind of index
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", sorted(COPY_ROWS))
 def test_no_copy_waits_for_a_word_between_two_stores(name):
     for run in straight_runs(registers().bodies(compiled(path_of(name), "sm_90").ptx)[name]):

@@ -29,6 +29,7 @@ def test_each_has_its_line_in_the_readme():
         assert tunable.rule in line
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("text", "defines"),
     [
@@ -47,6 +48,7 @@ def test_what_is_allowed_is_taken(monkeypatch, text, defines):
     assert kernel_defines() == {}
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     "text",
     ["SOK_LINE", "SOK_LINE=", "SOK_LINE=x", "SOK LINE=8", "=8", "SOK_LINE=-1", "SOK_LINE=8,"],
@@ -57,6 +59,7 @@ def test_what_is_no_list_of_numbers_is_refused(monkeypatch, text):
         kernel_defines()
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("text", "match"),
     [

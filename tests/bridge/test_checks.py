@@ -44,6 +44,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.cases("case")
 @pytest.mark.parametrize("case", REFUSED)
 def test_integers_of_python_that_do_not_fit_are_refused(case):
     api, key_type, keys, text = REFUSED[case]
@@ -58,6 +59,7 @@ def test_integers_of_python_that_do_not_fit_are_refused(case):
     assert len(table) == 0
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
@@ -82,6 +84,7 @@ TOO_MANY = np.broadcast_to(np.int32(1), [1 << 46])
 TOO_LARGE = np.broadcast_to(np.float64(1.0), [1 << 46, 1])
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("keys", "rows", "text"),
     [(TOO_MANY, ROWS, "Keys of 't.*int64"), (np.array([1]), TOO_LARGE, "alues.* of 't.*float32")],

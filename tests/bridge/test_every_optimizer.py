@@ -106,6 +106,7 @@ def test_rows_end_where_the_optimizer_and_the_twin_put_them(case, mode, place, r
     np.testing.assert_allclose(some_touched, lazy, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.cases("case")
 @pytest.mark.parametrize("case", [case for case in CASES if case.is_dense_alike], ids=str)
 def test_the_twin_is_the_frameworks_optimizer(case):
     # float32 beside float64: 1 - 0.999 has 5 digits there, which Adam's steps have too.

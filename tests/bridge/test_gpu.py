@@ -81,6 +81,7 @@ def no_warning():
         yield
 
 
+@pytest.mark.cases("before")
 @pytest.mark.parametrize("before", ["nothing", "all of it", "limits", "a GPU that it leaves out"])
 @pytest.mark.parametrize("number", [0, 2])
 def test_tensorflow_gets_the_gpu_of_the_tables_alone(config, number, before):

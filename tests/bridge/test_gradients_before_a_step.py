@@ -106,6 +106,7 @@ def test_limits_that_go_together_or_are_0_are_those_of_dense_variables(mode):
 
 
 @ALL
+@pytest.mark.cases("bad")
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 @pytest.mark.parametrize("place", ["table", "dense"])
 @pytest.mark.parametrize("clip", ["clipnorm", "global_clipnorm", "clipvalue"])

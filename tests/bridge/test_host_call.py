@@ -171,6 +171,7 @@ def test_no_interrupt_leaves_memory_of_a_call_behind():
             tensor._memory()
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_an_int32_arrives_as_it_was(mode, name):
     backend, seen = Watched(name), []

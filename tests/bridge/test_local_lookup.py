@@ -81,6 +81,7 @@ def test_half_precision_rows_have_float32_gradients(dtype, mode):
     np.testing.assert_array_equal(gradient.values, np.full((2, 2), 2.0))
 
 
+@pytest.mark.cases("ids")
 @pytest.mark.parametrize("ids", [[1.0], tf.constant([1.5]), [True], ["a"]], ids=str)
 def test_ids_that_are_no_integers_are_refused(ids, mode):
     table = sok.DynamicVariable(2)

@@ -326,6 +326,7 @@ def test_safe_lookups_of_a_higher_rank_and_of_no_ids(here, name):
     np.testing.assert_allclose(here.run(look_up, KEYS[[5, 3, 2]]), wanted, rtol=1e-5)
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", ["tf safe", "tf1 safe"])
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 def test_variables_of_tensorflow_are_looked_up_as_ever(name, form):

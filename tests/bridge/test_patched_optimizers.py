@@ -223,6 +223,7 @@ def test_an_optimizer_and_its_states_go_when_the_program_drops_them():
         assert reference() is None, make
 
 
+@pytest.mark.cases("make")
 @pytest.mark.parametrize(
     "make",
     [

@@ -76,6 +76,7 @@ def test_writes_keep_the_type(mode, dtype):
     assert_holds(variable, expected | {2: large[0]})
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", INTEGERS[1:])
 def test_integers_take_no_floats_and_nothing_that_does_not_fit(name):
     variable, expected = filled(name)

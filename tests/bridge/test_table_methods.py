@@ -85,7 +85,7 @@ METHODS = {
     "erase_below": ([2.5], tf.int64),
     "clear": ([], None),
     "reserve": ([2000], None),
-    "assign_scores": ([np.array([0, 9, 0]), np.arange(3)], None),
+    "assign_scores": ([np.array([0, 9, 0, 4]), np.arange(4)], None),
     "expire": ([3], tf.int64),
     "expire in 1000 s": ([1000], tf.int64),
 }
@@ -96,6 +96,9 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_that_of_the_table(options, mode, name):
     variable, twin = (filled(options, 9, name="same") for _ in range(2))
+    for key in range(2, 8):
+        for table in (variable, twin):
+            tf.nn.embedding_lookup(table, [key])
     given, dtype = METHODS[name]
     method, named = name.split()[0], {}
     of_table = [np.ravel(each) if np.ndim(each) else each for each in given]
@@ -175,6 +178,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing():
     assert State.of(table.table) == before
 
 
+@pytest.mark.cases("num_slots")
 @pytest.mark.parametrize(("num_slots", "dtype"), [(7, tf.bfloat16), (1 << 20, tf.float32)])
 def test_export_chunks(options, num_slots, dtype):
     table = filled(options, dtype=dtype)

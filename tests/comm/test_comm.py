@@ -148,6 +148,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.cases("what")
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_different_calls_on_different_ranks_raise_on_all(what):
     *calls, text = DIFFERENT[what]
@@ -166,6 +167,7 @@ TOLD = [
 ]
 
 
+@pytest.mark.cases("call")
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("call, told", TOLD)
 def test_a_call_that_programs_make_on_one_rank_is_told_by_what_it_does(call, told, returns):
@@ -180,6 +182,7 @@ def test_a_call_that_programs_make_on_one_rank_is_told_by_what_it_does(call, tol
     assert re.search(told, str(raised.value))
 
 
+@pytest.mark.cases("call")
 @pytest.mark.parametrize("other", ["a training step of fit()", FAREWELL])
 @pytest.mark.parametrize("call, told", TOLD)
 def test_ranks_of_a_job_are_told_the_same(call, told, other):
@@ -257,6 +260,7 @@ def test_unknown_tool_names_the_known_ones():
         make_communicator("nccl")
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", LAUNCHER_VARIABLES)
 def test_launched_ranks_reads_the_launcher(not_launched, name):
     assert launched_ranks() == 1

@@ -173,6 +173,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.cases("call")
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 @pytest.mark.parametrize("layout", ["aaa", "aab"])
 @pytest.mark.parametrize("call", DIFFERENT)
@@ -190,6 +191,7 @@ def test_different_calls_raise_on_all_ranks(run_local, layout, culprit, call):
     run_local(layout, program)
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 @pytest.mark.parametrize(
     ("layout", "text"), [("aaa", "has come to the end of its program, s"), ("aab", "returned")]

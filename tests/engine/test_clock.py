@@ -160,6 +160,7 @@ def test_spans_survive_as_text(time, n):
         assert other.first_since(at) == clock.first_since(at)
 
 
+@pytest.mark.cases("change")
 @pytest.mark.parametrize(
     "change",
     [

@@ -204,6 +204,7 @@ def test_named_arrays_say_all(keys, pending, is_hybrid):
     assert all(column.dtype == np.uint32 for column in again.pending.values())
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -44,6 +44,7 @@ def test_a_bad_function_is_named(result, message):
         FunctionOfKeys("halves", result).owners(np.arange(3), 2)
 
 
+@pytest.mark.cases("names")
 @pytest.mark.parametrize("names", [["mod"], ["hash"], ["by tens"], OWNERS, OWNERS[2:4]])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 1000])
 def test_owners_of_several_tables_are_those_of_each(backend, size, names):

@@ -11,6 +11,7 @@ class OwnError(Exception):
     """None of those that Python has."""
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("failure", "kind", "text"),
     [

@@ -127,6 +127,7 @@ def saving(backend, keys_of_rank, **options):
     return run_ranks(len(keys_of_rank), save)
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
 @pytest.mark.parametrize(
     ("keys_of_rank", "text"),

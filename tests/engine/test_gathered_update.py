@@ -119,6 +119,7 @@ def test_what_the_function_raises_leaves_rows_and_states(backend):
     compare(table, twin)
 
 
+@pytest.mark.cases("value")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_gradients_that_are_not_finite_are_counted_or_refused(backend, value):
     table = new_table(backend, 3)

@@ -247,6 +247,7 @@ def test_numbers_of_no_lookup_are_refused(backend):
             ask()
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("counts", "text"),
     [

@@ -25,6 +25,7 @@ def test_one_capacity_bounds_the_other_where_that_is_not_given():
     assert HkvOptions.checked({"max_bucket_size": 128}).bucket == 128
 
 
+@pytest.mark.cases("value")
 @pytest.mark.parametrize("value", [64, 64.0, np.int64(64), np.int32(64), np.float32(64)])
 def test_numbers_of_any_type_are_taken(value):
     options = HkvOptions.checked({"max_capacity": value, "io_by_cpu": np.bool_(False)})

@@ -56,6 +56,7 @@ def test_the_twin_passes_the_published_known_answers():
         assert tuple(int(word) for word in reference_initializer.philox(counter, key)) == answer
 
 
+@pytest.mark.cases("initializer")
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 31, 100])
 @pytest.mark.parametrize("initializer", [*KINDS, NARROW], ids=repr)
 def test_values_are_the_twins_bit_for_bit(backend, initializer, dim):
@@ -67,6 +68,7 @@ def test_values_are_the_twins_bit_for_bit(backend, initializer, dim):
         )
 
 
+@pytest.mark.cases("initializer")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("initializer", KINDS, ids=repr)
 def test_rows_of_every_format_get_the_same_values_rounded(backend, initializer, dtype):

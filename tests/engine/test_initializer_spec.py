@@ -21,6 +21,7 @@ def keras_like(name, **config):
     return type(name, (_Object,), {})(**config)
 
 
+@pytest.mark.cases("spec")
 @pytest.mark.parametrize(
     "spec, expected",
     [
@@ -80,6 +81,7 @@ def test_random_is_normal_in_a_hybrid_table():
         assert make_initializer(spec, 4, var_type="hybrid") == Initializer("normal", 0.0, 1.0)
 
 
+@pytest.mark.cases("spec")
 @pytest.mark.parametrize(
     "spec, error, message",
     [

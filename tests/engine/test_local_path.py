@@ -22,6 +22,7 @@ ADDRESSES = ["s3://bucket/c", "file://host/c", Path("gs://bucket/c"), "hdfs:///c
 ADDRESSES += [" s3://bucket/c", "simplecache::s3://bucket/c", "1s3://bucket/c"]
 
 
+@pytest.mark.cases("given")
 @pytest.mark.parametrize(
     ("given", "path"),
     [

@@ -206,6 +206,7 @@ def fail_to_insert(patch, table, is_culprit):
         patch.setattr(table, "new_insertion", no_memory, raising=False)
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("fail", "kind", "text", "told"),
     [

@@ -175,6 +175,7 @@ def test_the_ranks_do_not_show_on_any_backend(backend, ranks):
             np.testing.assert_array_equal(got.view(np.uint8), want.view(np.uint8))
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("splits", "text"),
     [

@@ -141,6 +141,7 @@ def test_what_is_below_a_cutoff_is_what_exact_numbers_say(data):
 # -------------------------------------------------------------------- what is refused
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers_take_integers_that_fit(backend, name):
     table, info = make(backend, "hbm", name, 2), np.iinfo(name)

@@ -131,6 +131,7 @@ def one_key(grads, rank):
     return [([[1]], None, grads[None])] if rank == 0 else [([], None, grads[None][:0])]
 
 
+@pytest.mark.cases("bad")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, np.finfo(np.float32).max])
 def test_what_is_not_finite_arrives(backend, bad):
     """The largest float32 is an infinity as bfloat16."""

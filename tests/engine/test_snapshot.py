@@ -237,6 +237,7 @@ def test_sizes_that_no_index_has_are_not_believed(backend, capacity, num_slots):
     assert other.index.num_slots - 2 in (16, 32, 64)
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

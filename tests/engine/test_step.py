@@ -57,6 +57,7 @@ def trained(table):
 
 
 @WAYS
+@pytest.mark.cases("change")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", [nothing, look_up, erase, assign, clear])
 def test_a_step_is_of_the_rows_at_its_commit(backend, kind, step_of, change):

@@ -607,6 +607,7 @@ TYPES = {
 }
 
 
+@pytest.mark.cases("error")
 @pytest.mark.parametrize("error", [ValueError, TypeError])
 def test_what_is_refused_changes_nothing(backend, var_type, error):
     table = make(backend, var_type)

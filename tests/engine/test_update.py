@@ -177,6 +177,7 @@ def updates_of(tables, rule, gradients, of_gradient=True):
     ]
 
 
+@pytest.mark.cases("change")
 @pytest.mark.parametrize("of_gradient", [True, False], ids=["of_gradient", "doubtful"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])

@@ -33,6 +33,7 @@ def rows_by_key(table, name):
     return dict(zip(keys.tolist(), values, strict=True))
 
 
+@pytest.mark.cases("rule")
 @pytest.mark.parametrize("n", [1, 129])
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("kind", KINDS)

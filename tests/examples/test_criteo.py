@@ -107,6 +107,7 @@ BAD_LINES = {
 }
 
 
+@pytest.mark.cases("what")
 @pytest.mark.parametrize("what", BAD_LINES)
 @pytest.mark.parametrize("block_bytes", [50, 1 << 24])
 def test_a_bad_line_is_named_with_file_line_and_what_was_expected(
@@ -134,6 +135,7 @@ def test_a_file_that_ends_within_a_line_is_refused_wherever_it_is_cut(tmp_path):
         read(path)
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize(
     ("lines", "separator", "text"),
     [

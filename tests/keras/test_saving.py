@@ -580,6 +580,7 @@ def test_serving_gives_the_same(keras, model, tmp_path):
     assert expected.shape == (N, 1)
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", ["m.keras", "m.weights.h5"])
 def test_a_full_disk_is_told_with_the_file_and_the_tables(keras, sk, tmp_path, name):
     ids = keras.Input([], dtype="int64")

@@ -76,6 +76,7 @@ def test_the_result_has_the_name():
         assert found.name == "safe:0"
 
 
+@pytest.mark.cases("ids")
 @pytest.mark.parametrize("ids", [tf.constant([1.0]), tf.constant(["a"]), [0.5], tf.constant(True)])
 def test_ids_that_are_no_integers(ids):
     variable = get_kv_variable("kv", 2)

@@ -67,6 +67,7 @@ def test_a_stage_that_there_is_not_is_refused(check, arguments, expected):
     assert expected in done.stderr
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -38,6 +38,7 @@ def test_the_number_of_keys_may_change_from_call_to_call():
     assert table.table.size == 7
 
 
+@pytest.mark.cases("error")
 @pytest.mark.parametrize(
     ("indices", "error", "text"),
     [

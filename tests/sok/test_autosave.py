@@ -29,6 +29,7 @@ def test_it_saves_every_so_many_steps():
         assert saved == expected
 
 
+@pytest.mark.cases("arguments")
 @pytest.mark.parametrize(
     ("arguments", "error", "reason"),
     [

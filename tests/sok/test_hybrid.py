@@ -68,6 +68,7 @@ def test_capacities_are_rounded_up_to_powers_of_two(monkeypatch):
     assert table.config_dict == {"init_capacity": 1162, "max_capacity": 3000}
 
 
+@pytest.mark.cases("option")
 @pytest.mark.parametrize(
     "option", [{"enter_threshold": 2}, {"on_refused": "warn"}, {"far_path": "/tmp"}], ids=str
 )

@@ -31,6 +31,7 @@ def rows_of(initializer, var_type):
     return table, tf.nn.embedding_lookup(table, KEYS).numpy()
 
 
+@pytest.mark.cases("given")
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
 @pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN.keys())
 def test_a_table_made_by_initializer_str_begins_alike(given, var_type):
@@ -41,12 +42,14 @@ def test_a_table_made_by_initializer_str_begins_alike(given, var_type):
         assert isinstance(table.initializer_str, str)
 
 
+@pytest.mark.cases("given")
 @pytest.mark.parametrize("given", ["tensor", "tf.Variable", "Keras variable"])
 def test_a_tensor_gives_its_number_with_all_digits(given):
     _, rows = rows_of(GIVEN[given], "hbm")
     np.testing.assert_array_equal(rows, np.full((3, 3), np.float32(0.1)))
 
 
+@pytest.mark.cases("given")
 @pytest.mark.parametrize(
     "given",
     [tf.constant([1.0, 2.0]), tf.constant([]), tf.Variable([[1.0], [2.0]])],

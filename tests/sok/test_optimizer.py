@@ -118,6 +118,7 @@ def test_a_v1_learning_rate_may_be_a_variable_or_a_function(mode):
             ours.lr = 0.5
 
 
+@pytest.mark.cases("make")
 @pytest.mark.parametrize(
     "make",
     [lambda rate: v1.MomentumOptimizer(rate, 0.9), lambda rate: new.SGD(rate, momentum=0.9)],
@@ -377,6 +378,7 @@ COUNTS = r"steps=2 of CountsBatches.*Install a newer"
 KINDS = "must be a Keras 3, tf_keras or tf.compat.v1.train optimizer"
 
 
+@pytest.mark.cases("make")
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [

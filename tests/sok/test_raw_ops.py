@@ -128,6 +128,7 @@ def test_a_session_runs_the_operations():
     np.testing.assert_array_equal(found.values, np.full((2, DIM), 3.0))
 
 
+@pytest.mark.cases("initializer")
 @pytest.mark.parametrize(
     ("initializer", "row"),
     [
@@ -312,6 +313,7 @@ def test_hotness_is_the_longest_row_of_each_lookup(batch, mode):
     np.testing.assert_array_equal(found, lengths.max((0, 2), initial=0))
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize(
     "name",
     [

@@ -71,6 +71,7 @@ def test_an_optimizer_without_a_wrapper_is_told_of_it(table, framework, kind):
         optimizer.apply_gradients([(gradient, table)])
 
 
+@pytest.mark.cases("read")
 @pytest.mark.parametrize("read", DENSE_READS.values(), ids=DENSE_READS.keys())
 def test_a_dense_use_is_refused(table, read):
     with pytest.raises(NotImplementedError, match=INSTEAD):
@@ -79,6 +80,7 @@ def test_a_dense_use_is_refused(table, read):
         table.numpy()  # and no more
 
 
+@pytest.mark.cases("read")
 @pytest.mark.parametrize(
     "read",
     [tf.reduce_sum, tf.identity, lambda v: tf.matmul(v, tf.ones([2, 1])), tf.keras.layers.Dense(1)],
@@ -122,6 +124,7 @@ def test_saved_model_and_xla_are_refused(table, tmp_path):
         read()
 
 
+@pytest.mark.cases("arguments")
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

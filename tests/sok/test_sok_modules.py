@@ -24,6 +24,7 @@ MODULES = {
 OTHERS = {"dynamic_embedding": "Variable", "kv_variable": "KvVariable", "keras": "Embedding"}
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_of_sok_is_imported_by_name(name):
     module = importlib.import_module(f"sok_lite.{name}")

@@ -383,6 +383,7 @@ def test_what_is_known_of_it():
     assert others[0] is dense
 
 
+@pytest.mark.cases("arguments")
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

@@ -297,6 +297,7 @@ def test_a_merge_keeps_states_of_an_optimizer_and_joins_them(backend, tmp_path):
     np.testing.assert_array_equal(got[:, 0], [3] + [5] * 9)
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", ["keys", "stamps", "scores", "sightings", "value"])
 def test_a_merge_keeps_states_of_any_name(tmp_path, name):
     backend = get_backend("cpu")

@@ -199,6 +199,7 @@ def test_a_file_cut_after_the_check_is_refused(tmp_path):
         list(shard.pieces())
 
 
+@pytest.mark.cases("text")
 @pytest.mark.parametrize("with_meta", [True, False])
 @pytest.mark.parametrize(
     ("cuts", "text"),
@@ -319,6 +320,7 @@ def test_of_several_groups_one_must_be_named(tmp_path):
         find_shards(str(tmp_path), "v", size=3)
 
 
+@pytest.mark.cases("names")
 @pytest.mark.parametrize(
     ("names", "error", "text"),
     [

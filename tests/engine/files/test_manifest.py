@@ -90,6 +90,7 @@ def unfinished(path):
     return path / "step-0000000009"
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize(
     ("files", "name", "text"),
     [

@@ -74,6 +74,7 @@ def test_a_table_is_read_as_it_was_dumped_and_written_as_it_was_read(tmp_path, k
         assert first == second
 
 
+@pytest.mark.cases("rule")
 @pytest.mark.parametrize(
     ("key_type", "rule"),
     [

@@ -132,6 +132,7 @@ WRONG = {
 }
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_found(memory, name):
     runtime.set_limits(idle=50_000)
