@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge import table_exports, table_ops, writes
+from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import integer_keys
 from sok_lite.bridge.local_lookup import local_lookup, local_lookup_and_evict
 from sok_lite.bridge.table_call import method_call
@@ -87,6 +88,7 @@ class _OfHandle(DynamicVariable):
 _shared: "weakref.WeakValueDictionary[tuple[str, str], Any]" = weakref.WeakValueDictionary()
 
 
+@unconverted_function
 def dummy_var_handle(
     container: str = "DummyVarContainer",
     shared_name: str = "",
@@ -148,6 +150,7 @@ def _handle(container: str, facts: _Facts) -> tf.Tensor:
     return handle
 
 
+@unconverted_function
 def dummy_var_initialize(
     resource: tf.Tensor,
     initializer: Any,
@@ -283,6 +286,7 @@ class DistSelect(NamedTuple):
 # ---------------------------------------------------------------- of tables
 
 
+@unconverted_function
 def dummy_var_shape(
     resource: tf.Tensor,
     out_type: Any = tf.int32,
@@ -294,6 +298,7 @@ def dummy_var_shape(
     return tf.cast(table_ops.size(_variable_with(resource, key_type, dtype)), out_type)
 
 
+@unconverted_function
 def dummy_var_assign(
     resource: tf.Tensor, indices: Any, values: Any, name: str | None = None
 ) -> Any:
@@ -302,6 +307,7 @@ def dummy_var_assign(
     return _operation(writes.insert_or_assign(variable, "dummy_var_assign", indices, values))
 
 
+@unconverted_function
 def dummy_var_export(
     resource: tf.Tensor, key_type: Any = None, dtype: Any = None, name: str | None = None
 ) -> DummyVarExport:
@@ -309,6 +315,7 @@ def dummy_var_export(
     return DummyVarExport(*table_exports.export(_variable_with(resource, key_type, dtype)))
 
 
+@unconverted_function
 def dummy_var_export_if(
     resource: tf.Tensor,
     threshold: Any,
@@ -337,6 +344,7 @@ def dummy_var_export_if(
     return DummyVarExport(indices, values)
 
 
+@unconverted_function
 def dummy_var_sparse_read(
     resource: tf.Tensor, indices: Any, dtype: Any = None, name: str | None = None
 ) -> tf.Tensor:
@@ -347,6 +355,7 @@ def dummy_var_sparse_read(
     return local_lookup(_variable_with(resource, dtype=dtype), indices)
 
 
+@unconverted_function
 def dummy_var_sparse_read_evict(
     resource: tf.Tensor, indices: Any, dtype: Any = None, name: str | None = None
 ) -> DummyVarSparseReadEvict:
@@ -355,6 +364,7 @@ def dummy_var_sparse_read_evict(
     return DummyVarSparseReadEvict(*local_lookup_and_evict(variable, indices))
 
 
+@unconverted_function
 def dummy_var_scatter_add(
     resource: tf.Tensor, indices: Any, updates: Any, name: str | None = None
 ) -> Any:
@@ -362,6 +372,7 @@ def dummy_var_scatter_add(
     return _scatter(writes.scatter_add, resource, indices, updates)
 
 
+@unconverted_function
 def dummy_var_scatter_update(
     resource: tf.Tensor, indices: Any, updates: Any, name: str | None = None
 ) -> Any:
@@ -379,6 +390,7 @@ def _operation(done: Any) -> Any:
     return None if tf.executing_eagerly() else done
 
 
+@unconverted_function
 def group_lookup(
     handles: Sequence[tf.Tensor], indices: Sequence[Any], dtype: Any = None, name: str | None = None
 ) -> list[tf.Tensor]:
