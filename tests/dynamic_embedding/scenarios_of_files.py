@@ -113,12 +113,3 @@ def saver_of_a_graph(de, tf):
                 saver.restore(session, path)
             answers["restored"] = exported(session, export)
     return answers
-
-
-SCENARIOS = (
-    checkpoint_restores_rows,
-    files_of_keys_and_values,
-    training_goes_on_after_a_restore,
-    files_beside_a_checkpoint,
-    saver_of_a_graph,
-)

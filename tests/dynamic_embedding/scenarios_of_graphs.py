@@ -96,40 +96,34 @@ def graph_lookups(de, tf):
             return {**answers, "size": int(session.run(table.size()))}
 
 
-def trained_by_v1(name):
-    """Returns the scenario of an optimizer of tf.compat.v1.train, in a graph."""
-
-    def scenario(de, tf):
-        with tf.Graph().as_default():
-            table = de.get_variable(f"trained_by_v1_{name}", dim=2, initializer=0.5)
-            filled = table.upsert(
-                tf.constant([2, 100], tf.int64), tf.constant([[1.0, -1.0], [3.0, 4.0]])
-            )
-            ids = tf.compat.v1.placeholder(tf.int64, [None])
-            rows, trainable = de.embedding_lookup(table, ids, name="ids", return_trainable=True)
-            loss = loss_of(tf, rows, ids)
-            optimizer = de.DynamicEmbeddingOptimizer(v1_optimizers(tf)[name]())
-            grads = optimizer.compute_gradients(loss, var_list=[trainable])
-            train = optimizer.apply_gradients(grads)
-            export, size = table.export(), table.size()
-            with session_of(tf) as session:
-                session.run(filled)
-                losses, sizes = [], []
-                for batch in BATCHES:
-                    losses.append(float(session.run([loss, train], {ids: batch})[0]))
-                    sizes.append(int(session.run(size)))
-                slots = table.get_slot_variables(optimizer)
-                rows = session.run([slot.lookup(tf.constant(TRAINED, tf.int64)) for slot in slots])
-                return {
-                    "losses": losses,
-                    "sizes": sizes,
-                    "table": exported(session, export),
-                    "slots": sorted(map(fetched, rows)),
-                }
-
-    scenario.__name__ = f"trained_by_v1_{name}"
-    scenario.__doc__ = f"Five steps with the optimizer {name} of tf.compat.v1.train."
-    return scenario
+def trained_by_v1(name, de, tf):
+    """Five steps with an optimizer of tf.compat.v1.train, in a graph."""
+    with tf.Graph().as_default():
+        table = de.get_variable(f"trained_by_v1_{name}", dim=2, initializer=0.5)
+        filled = table.upsert(
+            tf.constant([2, 100], tf.int64), tf.constant([[1.0, -1.0], [3.0, 4.0]])
+        )
+        ids = tf.compat.v1.placeholder(tf.int64, [None])
+        rows, trainable = de.embedding_lookup(table, ids, name="ids", return_trainable=True)
+        loss = loss_of(tf, rows, ids)
+        optimizer = de.DynamicEmbeddingOptimizer(v1_optimizers(tf)[name]())
+        grads = optimizer.compute_gradients(loss, var_list=[trainable])
+        train = optimizer.apply_gradients(grads)
+        export, size = table.export(), table.size()
+        with session_of(tf) as session:
+            session.run(filled)
+            losses, sizes = [], []
+            for batch in BATCHES:
+                losses.append(float(session.run([loss, train], {ids: batch})[0]))
+                sizes.append(int(session.run(size)))
+            slots = table.get_slot_variables(optimizer)
+            rows = session.run([slot.lookup(tf.constant(TRAINED, tf.int64)) for slot in slots])
+            return {
+                "losses": losses,
+                "sizes": sizes,
+                "table": exported(session, export),
+                "slots": sorted(map(fetched, rows)),
+            }
 
 
 def graph_trains_sparse_ids(de, tf):
@@ -218,14 +212,3 @@ def graph_reuses_by_scope(de, tf):
         except ValueError:
             is_refused = True
     return {"same": [again is made, once_more is made], "is refused": is_refused}
-
-
-SCENARIOS = (
-    graph_verbs,
-    graph_lookups,
-    *(trained_by_v1(name) for name in V1_OPTIMIZERS),
-    graph_trains_sparse_ids,
-    graph_restricts,
-    graph_has_slots_before_a_step,
-    graph_reuses_by_scope,
-)

@@ -101,6 +101,3 @@ def layer_in_steps(de, tf):
         "table": contents(tf, layer.params),
         "weights": numbers(tf, weights),
     }
-
-
-SCENARIOS = (embedding_layer, squashed_layer, field_wise_layer, layer_in_steps)

@@ -207,20 +207,3 @@ def trainables_apart(de, tf):
         "others": [each is given for each, given in zip(others, dense, strict=True)],
         "shadows": [each is shadow for each in shadows],
     }
-
-
-SCENARIOS = (
-    lookup_of_ids,
-    lookup_of_unique_ids,
-    lookup_clips,
-    sparse_lookups,
-    sparse_lookup_of_half_rows,
-    safe_lookups,
-    safe_lookup_of_three_axes,
-    ragged_lookups,
-    shadow_lookups,
-    math_helpers,
-    data_flow_helpers,
-    model_modes,
-    trainables_apart,
-)

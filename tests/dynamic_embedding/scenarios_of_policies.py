@@ -72,11 +72,3 @@ def restrict_spares_upserted_keys(de, tf):
     table.upsert(tf.constant([50], tf.int64), tf.constant([[1.0, 2.0]]))
     table.restrict(1, trigger=4)
     return contents(tf, table)
-
-
-SCENARIOS = (
-    restrict_by_frequency,
-    restrict_by_frequency_in_shards,
-    restrict_by_timestamp,
-    restrict_spares_upserted_keys,
-)

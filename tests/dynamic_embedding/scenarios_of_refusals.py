@@ -98,12 +98,3 @@ def optimizers_refused(de, tf):
         "no optimizer": raises(Exception, lambda: de.DynamicEmbeddingOptimizer(3)),
         "shadow in a graph": raises(NotImplementedError, shadow_in_a_graph),
     }
-
-
-SCENARIOS = (
-    variables_refused,
-    table_calls_refused,
-    lookups_refused,
-    restrictions_refused,
-    optimizers_refused,
-)

@@ -292,23 +292,3 @@ def table_alone(de, tf):
     }
     table.clear()
     return {**answers, "cleared": int(table.size())}
-
-
-SCENARIOS = (
-    table_verbs,
-    table_without_keys,
-    accum_cases,
-    accum_of_integers,
-    value_dtypes,
-    key_dtypes,
-    default_rows,
-    keys_of_any_rank,
-    shards,
-    shards_of_text,
-    same_variable_by_name,
-    attributes,
-    within_a_function,
-    restrict_without_policy,
-    creators,
-    table_alone,
-)

@@ -55,7 +55,8 @@ def test_a_variable_comes_back(here, tables_on, tmp_path, shards):
         source = filled(KEYS[:n], here, name=f"v{n}", devices=["/CPU:0"] * shards)
         assert here.run(lambda to=source: to.save_to_file_system(tmp_path, buffer_size=7)) is None
         target = filled([5, 6], here, name=f"v{n}", devices=["/CPU:0"] * 2)
-        here.run(lambda to=target: to.load_from_file_system(str(tmp_path), buffer_size=11))
+        folder = np.array(str(tmp_path))  # which may be a tensor
+        here.run(lambda path, to=target: to.load_from_file_system(path, buffer_size=11), folder)
         assert held(target, here) == expected(KEYS[:n])
     bases = [f"v{n}_mht_{i + 1}of{shards}_rank0_size1" for n in (0, 33) for i in range(shards)]
     assert set(os.listdir(tmp_path)) == names_of(*bases)
@@ -83,13 +84,6 @@ def test_a_shard_is_saved_by_itself(here, tmp_path, named):
         assert held(target, here) == expected(KEYS)
 
 
-def test_the_folder_may_be_a_tensor(here, tmp_path):
-    variable, other = filled(KEYS, here), filled([1], here)
-    here.run(variable.save_to_file_system, np.array(str(tmp_path / "a")))
-    here.run(other.load_from_file_system, np.array(str(tmp_path / "a")))
-    assert held(other, here) == expected(KEYS)
-
-
 def test_the_folder_may_be_an_address_of_this_machine(monkeypatch, tmp_path):
     address = f"file://{tmp_path}/rows"
     filled(KEYS).save_to_file_system(address)
@@ -103,19 +97,26 @@ def test_the_folder_may_be_an_address_of_this_machine(monkeypatch, tmp_path):
         assert held(target) == held(other) == expected(KEYS)
 
 
-def test_another_number_of_processes(tmp_path):
+def by_hundreds(keys, shard_num):
+    return tf.cast(keys // 100 % shard_num, tf.int32)
+
+
+@pytest.mark.parametrize("unit", [1, 100])
+def test_another_number_of_processes(tmp_path, unit):
+    """By the rule of a variable of one's own too."""
     keys = KEYS[::10]
+    rule = {} if unit == 1 else {"partitioner": by_hundreds}
     for save_size in (1, 2):
         folder = tmp_path / str(save_size)
         for rank in range(save_size):
-            mine = keys[keys % save_size == rank]
-            variable = filled(mine, devices=["/CPU:0"] * (1 + rank % 2))
+            mine = keys[keys // unit % save_size == rank]
+            variable = filled(mine, devices=["/CPU:0"] * (1 + rank % 2), **rule)
             variable.save_to_file_system(folder, proc_size=save_size, proc_rank=rank)
         for size, rank in ((1, 0), (2, 1), (3, 2)):
-            target = filled([5], devices=["/CPU:0"] * size)
+            target = filled([5], devices=["/CPU:0"] * size, **rule)
             here = {"proc_size": size, "proc_rank": rank}
             target.load_from_file_system_with_restore_function(folder, buffer_size=5, **here)
-            mine = expected(keys[keys % size == rank])
+            mine = expected(keys[keys // unit % size == rank])
             assert held(target) == mine
             if save_size != size:
                 with pytest.raises(FileNotFoundError, match="with_restore_function"):
@@ -125,29 +126,15 @@ def test_another_number_of_processes(tmp_path):
             assert held(target) == mine
             target.load_from_file_system(folder, load_entire_dir=True, **here)
             assert held(target) == expected(keys)
-
-
-def test_the_files_of_other_processes_need_not_be_there(tmp_path):
-    filled(KEYS).save_to_file_system(tmp_path, proc_size=2, proc_rank=1)
-    target = filled([5])
-    target.load_from_file_system(tmp_path, proc_size=2, proc_rank=1)
-    assert held(target) == expected(KEYS)
+    for path in folder.glob("*rank0*"):  # which the other process needs not
+        path.unlink()
+    target.load_from_file_system(folder, proc_size=2, proc_rank=1)
+    mine = expected(keys[keys // unit % 2 == 1])
+    assert held(target) == mine
     for load in LOADS:
         with pytest.raises(FileNotFoundError, match="lacks 1 of the"):
-            getattr(target, load)(tmp_path, proc_size=2, proc_rank=0)
-    assert held(target) == expected(KEYS)
-
-
-def by_hundreds(keys, shard_num):
-    return tf.cast(keys // 100 % shard_num, tf.int32)
-
-
-def test_a_partitioner_of_ones_own_spreads_keys(tmp_path):
-    options = {"partitioner": by_hundreds, "devices": ["/CPU:0"] * 2}
-    filled(KEYS, **options).save_to_file_system(tmp_path)
-    target = filled([5], **options)
-    target.load_from_file_system_with_restore_function(tmp_path, proc_size=3, proc_rank=2)
-    assert held(target) == expected(KEYS[KEYS // 100 % 3 == 2])
+            getattr(target, load)(folder, proc_size=2, proc_rank=0)
+    assert held(target) == mine
 
 
 def test_names_of_files(tmp_path, monkeypatch):

@@ -11,51 +11,18 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge.lookup_arguments import checked_arguments
-from tests.dynamic_embedding.test_training import one_step, sgd
-from tests.dynamic_embedding.test_variable import VALUES
-from tests.support import redis_server
+from tests.dynamic_embedding.test_training import step_on
 from tests.support.dict_variable import check_as_a_dict
 from tests.support.helpers import run_threads
-from tests.support.modes import Eager
-
-if redis_server.unavailable() is not None:
-    pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)
 
 tf1 = tf.compat.v1
 
 
 def test_a_variable_does_what_a_dict_does(here, creator):
-    variable = de.Variable(dim=3, initializer=-2, name="v", kv_creator=creator)
+    form = {"key_dtype": tf.int32, "value_dtype": tf.bfloat16, "dim": 3}
+    variable = de.Variable(**form, initializer=-2, name="v", kv_creator=creator)
     check_as_a_dict(here, variable, -2)
     assert here.run(variable.size) == 0  # as it ends
-
-
-def test_rows_and_keys_of_any_dtype(creator):
-    for dtype in VALUES:
-        variable = de.Variable(
-            tf.int32, dtype, dim=2, name=dtype.name, kv_creator=creator, initializer=3
-        )
-        check_as_a_dict(Eager(), variable, 3, turns=3)
-
-
-def test_its_rows_go_to_files_and_come_back(here, creator, tmp_path):
-    keys, rows = np.arange(500) * 3, np.random.default_rng(0).normal(size=(500, 2)).astype("f")
-    variable = de.Variable(dim=2, name="v", kv_creator=creator, devices=["/CPU:0"] * 3)
-    here.run(variable.upsert, keys, rows)
-    here.run(lambda: variable.save_to_file_system(tmp_path))
-    in_memory = de.Variable(dim=2, name="m")
-    every = {"file_name_list": ["v"], "load_entire_dir": True}
-    here.run(lambda: in_memory.load_from_file_system(tmp_path, **every))
-    here.run(variable.clear)
-    here.run(variable.upsert, [1], [[9.0, 9.0]])
-    here.run(lambda: variable.load_from_file_system(tmp_path))
-    with pytest.raises(ValueError, match="one table of all processes"):
-        variable.save_to_file_system(tmp_path, proc_size=2)
-    for each in (variable, in_memory):
-        found, values = here.run(each.export)
-        order = np.argsort(found)
-        np.testing.assert_array_equal(np.asarray(found)[order], keys)
-        np.testing.assert_array_equal(np.asarray(values)[order], rows)
 
 
 def test_a_missing_key_gives_what_it_gives_in_memory(creator):
@@ -93,29 +60,15 @@ def test_accum_of_several_threads_loses_nothing(creator):
     assert 28 <= rows[0, 0] <= 30
 
 
-def test_lookups_are_combined_and_cannot_go_over_ranks(creator):
+def test_it_is_one_table_of_all_processes(creator, tmp_path):
     variable = de.Variable(dim=2, name="v", kv_creator=creator)
     variable.upsert([3, 4], [[1.0, 2], [3, 4]])
     ids = tf.ragged.constant([[3, 4, 4], [], [9]], dtype=tf.int64)
-    rows = de.embedding_lookup_sparse(variable, ids, None, combiner="sum", name="t")
-    np.testing.assert_array_equal(rows, [[7, 10], [0, 0], [0, 0]])
+    with pytest.raises(ValueError, match="one table of all processes"):
+        variable.save_to_file_system(tmp_path, proc_size=2)
     with pytest.raises(NotImplementedError, match="'v' cannot be looked up over all ranks"):
         checked_arguments([variable.rows], [ids], None, "sum", 1)
     assert "keys=2 not in this process" in repr(variable.rows)
-
-
-def test_the_most_frequent_keys_stay(here, creator):
-    variable = de.Variable(
-        dim=2, name="v", kv_creator=creator, restrict_policy=de.FrequencyRestrictPolicy
-    )
-    optimizer = sgd(here)
-    for batch in ([1, 2, 3, 4], [1, 2, 3], [1, 1, 2], [1, 5]):
-        one_step(here, variable, optimizer, batch)()
-    keys, counts = here.run(variable.restrict_policy.status.export)
-    assert keys.tolist() == [1, 2, 3, 4, 5] and counts.tolist() == [[4], [3], [2], [1], [1]]
-    here.run(lambda: variable.restrict(2))
-    assert here.run(variable.export)[0].tolist() == [1, 2]
-    assert here.run(variable.restrict_policy.status.export)[0].tolist() == [1, 2]
 
 
 def test_an_exported_model_has_its_rows(creator, tmp_path):
@@ -178,8 +131,7 @@ def test_a_new_version_begins_with_an_earlier_one(redis_port, tmp_path):
 
     def trained(variable):
         optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.5))
-        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([7], tf.int64))
-        optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
+        step_on(optimizer, variable.get_trainable_by_name("t"), [7])
         return variable.get_slot_variables(optimizer)[0].lookup([7])
 
     first = opened("first", "none")

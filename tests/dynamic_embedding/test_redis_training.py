@@ -13,7 +13,7 @@ from sok_lite import dynamic_embedding as de
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.update import NonFiniteGradientError
 from sok_lite.engine.update_rows import Update
-from tests.dynamic_embedding.test_training import one_step
+from tests.dynamic_embedding.test_training import step_on
 from tests.support import redis_server
 from tests.support.helpers import run_threads
 from tests.support.steps import apply_all_updates
@@ -21,124 +21,28 @@ from tests.support.steps import apply_all_updates
 if redis_server.unavailable() is not None:
     pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)
 
-tf1 = tf.compat.v1
 
-OPTIMIZERS = {
-    "SGD": lambda: keras.optimizers.SGD(0.3),
-    "Adam": lambda: keras.optimizers.Adam(0.1),
-    "Adam of tf_keras": lambda: tf_keras.optimizers.Adam(0.1, amsgrad=True),
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.2, initial_accumulator_value=0.3),
-    "Ftrl": lambda: tf_keras.optimizers.legacy.Ftrl(0.2, l1_regularization_strength=0.01),
-}
-
-
-def train(variable, dense, optimizer, steps, traced=False):
-    """Takes steps on a variable and a dense one."""
-    shadow = variable.get_trainable_by_name("t")
-
-    def step(ids, weights):
-        with tf.GradientTape() as tape:
-            rows = de.embedding_lookup(variable, ids, name="t")
-            loss = tf.reduce_sum(tf.square(rows - weights)) + tf.reduce_sum(dense**2)
-        variables = [shadow, dense]
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-
-    step = tf.function(step) if traced else step
-    for ids, weights in steps:
-        step(tf.constant(ids), tf.constant(weights))
-
-
-def some_steps(count=5, dim=3):
-    rng = np.random.default_rng(3)
-    return [
-        (rng.integers(0, 5 + 4 * i, 8), rng.normal(size=(8, dim)).astype(np.float32))
-        for i in range(count)
-    ]
-
-
-@pytest.mark.parametrize(("name", "traced"), [*zip(OPTIMIZERS, [True, False] * 3, strict=False)])
-def test_trains_as_in_memory(creator, name, traced):
-    arguments = {"dim": 3, "name": "v", "initializer": keras.initializers.RandomNormal(seed=5)}
-    there, here = de.Variable(kv_creator=creator, **arguments), de.Variable(**arguments)
-    ours, theirs = (de.DynamicEmbeddingOptimizer(OPTIMIZERS[name]()) for _ in range(2))
-    for variable in (there, here):
-        variable.upsert([1, 50], np.ones((2, 3), np.float32))  # before there are states
-    dense = [tf.Variable([1.0, -2.0]) for _ in range(2)]
-    train(there, dense[0], ours, some_steps(), traced)
-    train(here, dense[1], theirs, some_steps(), traced)
-    np.testing.assert_array_equal(*dense)
-    for got, expected in zip(there.export(), here.export(), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    assert int(ours.iterations) == int(theirs.iterations) == 5
-    slots = zip(there.get_slot_variables(ours), here.get_slot_variables(theirs), strict=True)
-    for got, expected in slots:
-        assert got.name == expected.name
-        np.testing.assert_array_equal(got.lookup([1, 50, 777]), expected.lookup([1, 50, 777]))
-        for array, other in zip(got.export(), expected.export(), strict=True):
-            np.testing.assert_array_equal(array, other)
-    # States go with their rows, and stay where a row is written.
-    for variable in (there, here):
-        variable.remove([2])
-        variable.upsert([1, 3], np.ones((2, 3), np.float32))
-    train(there, dense[0], ours, some_steps(2))
-    train(here, dense[1], theirs, some_steps(2))
-    np.testing.assert_array_equal(there.export()[1], here.export()[1])
-
-
-def adam(here):
-    made = tf1.train.AdamOptimizer(0.1) if here.is_graph else keras.optimizers.Adam(0.1)
-    return de.DynamicEmbeddingOptimizer(made)
-
-
-def test_trains_in_each_mode(here, creator):
-    weights = np.random.default_rng(2).normal(size=(2, 3, 2)).astype(np.float32)
+def test_trains_as_in_memory(creator, tables_on):
+    """With variables in memory and dense ones. Rows begin as in memory, and states go with their
+    rows, and stay where a row is written."""
     results = []
     for kv_creator in (creator, None):
-        variable = de.Variable(dim=2, initializer=0.25, name="v", kv_creator=kv_creator)
-        optimizer = adam(here)
-        step = one_step(here, variable, optimizer, [[5, 1, 5], [-2, 9, 5]], weights)
-        for _ in range(3):
-            step()
-        names = [slot.slot_name for slot in variable.get_slot_variables(optimizer)]
-        slots = [here.run(slot.export) for slot in variable.get_slot_variables(optimizer)]
-        results.append((here.run(variable.export), names, slots))
-    assert results[0][0][0].tolist() == [-2, 1, 5, 9] and results[0][1] == ["m", "v"]
-    tf.nest.map_structure(np.testing.assert_array_equal, *results)
-
-
-def test_sparse_lookups(creator):
-    results = []
-    for kv_creator in (creator, None):
-        variable = de.Variable(dim=2, initializer=0.25, name="v", kv_creator=kv_creator)
-        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.3))
-        ids = tf.sparse.from_dense(tf.constant([[3, 4, 3], [0, 0, 0], [9, 3, 0]], tf.int64))
-        shadow = variable.get_trainable_by_name("t")
-        for combiner in ("sum", "mean", "sqrtn"):
-            with tf.GradientTape() as tape:
-                rows = de.safe_embedding_lookup_sparse(variable, ids, combiner=combiner, name="t")
-                loss = tf.reduce_sum(rows * tf.constant([[1.0, -2], [3, 4], [0.5, 6]]))
-            optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
-            results.append([rows, *variable.export()])
-    for ours, theirs in zip(results[:3], results[3:], strict=True):
-        for got, expected in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_with_variables_in_memory_and_dense_ones(creator, tables_on):
-    def made(name, kv_creator=None):
-        return de.Variable(dim=2, initializer=1.0, name=name, kv_creator=kv_creator)
-
-    results = []
-    for kv_creator in (creator, None):
-        variables = [made("a", kv_creator), made("b"), made("c", kv_creator)]
+        options = {"dim": 2, "initializer": keras.initializers.RandomNormal(seed=5)}
+        variables = [
+            de.Variable(name=name, kv_creator=kind, **options)
+            for name, kind in (("a", kv_creator), ("b", None), ("c", kv_creator))
+        ]
         dense = tf.Variable([3.0, 4.0])
-        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        optimizer = de.DynamicEmbeddingOptimizer(tf_keras.optimizers.Adam(0.1, amsgrad=True))
         trained = [*(variable.get_trainable_by_name("t") for variable in variables), dense]
-        for step in range(3):
+        for step in range(5):
+            if step == 3:
+                variables[0].remove([7])
+                variables[0].upsert([1, 50], np.ones((2, 2), np.float32))
             with tf.GradientTape() as tape:
                 looked_up = [
                     de.embedding_lookup(
-                        variable, tf.constant([[7, step], [i, 7]], tf.int64), name="t"
+                        variable, tf.constant([[7, step % 3], [i, 7]], tf.int64), name="t"
                     )
                     for i, variable in enumerate(variables)
                 ]
@@ -147,20 +51,24 @@ def test_with_variables_in_memory_and_dense_ones(creator, tables_on):
             # One of them twice: its gradients are summed.
             pairs = [*zip(grads, trained, strict=True), (grads[0], trained[0])]
             optimizer.apply_gradients(pairs)
-        assert int(optimizer.iterations) == 3
-        results.append([dense.numpy(), *(each for v in variables for each in v.export())])
-    for got, expected in zip(*results, strict=True):
-        np.testing.assert_array_equal(got, expected)
+        assert int(optimizer.iterations) == 5
+        slots = [slot for each in variables for slot in each.get_slot_variables(optimizer)]
+        states = [[slot.name, slot.lookup([1, 777]), *slot.export()] for slot in slots]
+        results.append([dense.numpy(), [each.export() for each in variables], states])
+    tf.nest.map_structure(np.testing.assert_array_equal, *results)
 
 
 def test_states_of_equal_names_are_those_of_their_optimizer(creator):
+    def adagrad():
+        return keras.optimizers.Adagrad(0.2, initial_accumulator_value=0.3)
+
     def ftrl():
         return tf_keras.optimizers.legacy.Ftrl(0.2, initial_accumulator_value=0.3)
 
     results = []
     for kv_creator in (creator, None):
         variable = de.Variable(dim=2, initializer=1.0, name="v", kv_creator=kv_creator)
-        for make in (OPTIMIZERS["Adagrad"], ftrl, OPTIMIZERS["Adagrad"]):
+        for make in (adagrad, ftrl, adagrad):
             optimizer = de.DynamicEmbeddingOptimizer(make())
             slices = tf.IndexedSlices(tf.constant([[1.0, -2.0]]), tf.constant([7], tf.int64))
             optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
@@ -181,8 +89,7 @@ def test_states_of_equal_names_are_those_of_their_optimizer(creator):
 def test_states_can_be_set(creator):
     variable = de.Variable(dim=2, name="v", kv_creator=creator)
     optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
-    slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([7, 8], tf.int64))
-    optimizer.apply_gradients([(slices, variable.get_trainable_by_name("t"))])
+    step_on(optimizer, variable.get_trainable_by_name("t"), [7, 8])
     m, v = variable.get_slot_variables(optimizer)
     before = variable.lookup([7, 8]).numpy(), v.lookup([7, 8]).numpy()
     m.upsert([8, 7, 8], [[1.0, 2], [3, 4], [5, 6]])
@@ -244,13 +151,11 @@ def of_one_key(config):
     variable = de.Variable(dim=2, name="v", kv_creator=de.RedisTableCreator(config))
     made = keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.0)
     optimizer = de.DynamicEmbeddingOptimizer(made)
-    shadow = variable.get_trainable_by_name("t")
-
-    def step():
-        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([7], tf.int64))
-        optimizer.apply_gradients([(slices, shadow)])
-
-    return step, variable, optimizer
+    return (
+        partial(step_on, optimizer, variable.get_trainable_by_name("t"), [7]),
+        variable,
+        optimizer,
+    )
 
 
 def check_all_counted(config, count):
@@ -301,12 +206,12 @@ REFUSED = [
 
 
 def test_refused_before_anything_changes(creator):
-    variable = de.Variable(dim=3, name="v", kv_creator=creator)
-    dense = tf.Variable([1.0, -2.0])
+    variable, dense = de.Variable(dim=3, name="v", kv_creator=creator), tf.Variable([1.0, -2.0])
+    shadow, more = variable.get_trainable_by_name("t"), [(tf.ones([2]), dense)]
     for optimizer, why in REFUSED:
         made = de.DynamicEmbeddingOptimizer(optimizer())
         with pytest.raises(NotImplementedError, match=f"'v'.* cannot take this step: .*{why}"):
-            train(variable, dense, made, some_steps())
+            step_on(made, shadow, [7], more=more)
         assert int(variable.size()) == 0 and dense.numpy().tolist() == [1, -2]
 
 

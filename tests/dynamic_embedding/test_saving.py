@@ -1,5 +1,6 @@
 """Checkpoints of variables: with their rows inside, and with files beside them."""
 
+import itertools
 import os
 
 import keras
@@ -36,23 +37,21 @@ def through(tmp_path, source, target):
 
 
 def test_rows_come_back_into_any_number_of_shards(tmp_path, tables_on, in_files):
-    for n, shards in ((0, (1, 3)), (33, (1, 2)), (500, (3, 2))):
-        source, target = (
-            filled(keys, devices=["/CPU:0"] * number, kv_creator=creator(in_files))
-            for keys, number in zip((KEYS[:n], [5, 6, 7]), shards, strict=True)
-        )
-        (tmp_path / str(n)).mkdir()
-        through(tmp_path / str(n), source, target).assert_consumed()
-        assert held(target) == expected(KEYS[:n]) == held(source)
-
-
-def test_every_type_is_restored_as_it_was_saved(tmp_path, in_files):
-    for value_dtype, key_dtype in zip(VALUES, [tf.int64, tf.int32] * 4, strict=False):
+    """Of every type."""
+    sizes = itertools.cycle([(0, (1, 3)), (33, (1, 2)), (500, (3, 2))])
+    key_dtypes = itertools.cycle([tf.int64, tf.int32])
+    for value_dtype, key_dtype, (n, shards) in zip(VALUES, key_dtypes, sizes, strict=False):
         options = {"key_dtype": key_dtype, "value_dtype": value_dtype}
         options["kv_creator"] = creator(in_files)
-        source, target = filled(KEYS[:50], **options), filled([5], **options)
-        through(tmp_path, source, target).assert_consumed()
-        assert held(target) == expected(KEYS[:50], dtype=value_dtype.as_numpy_dtype)
+        source, target = (
+            filled(keys, devices=["/CPU:0"] * number, **options)
+            for keys, number in zip((KEYS[:n], [5, 6, 7]), shards, strict=True)
+        )
+        folder = tmp_path / value_dtype.name
+        folder.mkdir()
+        through(folder, source, target).assert_consumed()
+        whole = expected(KEYS[:n], dtype=value_dtype.as_numpy_dtype)
+        assert held(target) == whole == held(source)
 
 
 def test_texts_as_keys(tmp_path):
@@ -194,8 +193,8 @@ def test_a_variable_that_is_not_in_checkpoints(tmp_path):
 
 
 WRONG = [
-    ({"dim": 4}, "its dim is 3. Expected dim=4"),
-    ({"name": "w"}, "its name is 'v'. Expected name='w'"),
+    ({"dim": 4}, "Expected dim=4"),
+    ({"name": "w"}, "its name is 'v'. Expected name='w'|w-.* not found"),
     ({"value_dtype": tf.float64}, "expected dtype double|Expected value_dtype="),
     ({"key_dtype": tf.int32}, "expected dtype int32|Expected key_dtype="),
 ]
@@ -325,11 +324,7 @@ def test_a_saver_of_tf1_refuses_another_variable(tmp_path, in_files):
         variable = de.Variable(dim=3, name="v", kv_creator=creator(in_files))
         session.run(variable.upsert(KEYS, rows_of(KEYS)))
         path = kind().save(session, str(tmp_path / "c"))
-    for options, text in (
-        ({"dim": 4}, "Expected dim=4"),
-        ({"value_dtype": tf.float64}, "expected dtype double|Expected value_dtype="),
-        ({"name": "w"}, "w-.* not found"),
-    ):
+    for options, text in WRONG:
         with tf.Graph().as_default(), tf1.Session() as session:
             variable = de.Variable(
                 **({"dim": 3, "name": "v"} | options), kv_creator=creator(in_files)
@@ -541,29 +536,16 @@ def cut(folder):
     states_file.write_bytes(states_file.read_bytes()[:-30])
 
 
-def flipped(folder):
-    values = folder / "v_mht_1of1_rank0_size1-values"
-    data = bytearray(values.read_bytes())
-    data[7] ^= 1
-    values.write_bytes(data)
-
-
-def missing(folder):
-    (folder / "v_mht_1of1_rank0_size1-keys").unlink()
-
-
 def test_corrupt_files_change_nothing(tmp_path):
     for broken, text in (
         (of_another_save, "from two saves"),
         (cut, "states.npz' is corrupt"),
-        (flipped, "is corrupt"),
-        (missing, "no file|no files"),
     ):
         variable = filled(KEYS, kv_creator=creator(True))
         path = de.train.Checkpoint(it=variable).write(str(tmp_path / broken.__name__ / "c"))
         broken(tmp_path / broken.__name__ / "TFRADynamicEmbedding")
         target = filled([5, 6], kv_creator=creator(True))
-        with pytest.raises((ValueError, FileNotFoundError), match=text):
+        with pytest.raises(ValueError, match=text):
             de.train.Checkpoint(it=target).read(path)
         assert held(target) == expected([5, 6])
 

@@ -67,24 +67,6 @@ def test_gradients_of_repeated_keys_are_summed(here, lookup):
     np.testing.assert_allclose(here.run(variable.lookup, [7, 5]), [[0.4], [0.8]], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "dtype", [tf.float32, tf.float16, tf.bfloat16, tf.float64], ids=lambda d: d.name
-)
-def test_steps_of_momentum(tables_on, dtype):
-    for make in (de.CuckooHashTableCreator, de.HkvHashTableCreator):
-        variable = de.Variable(value_dtype=dtype, dim=2, initializer=1.0, kv_creator=make())
-        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.25, momentum=0.5))
-        shadow = variable.get_trainable_by_name("t")
-        step = tf.function(partial(step_on, optimizer, shadow, [4, 9, 4, 6]))
-        step()
-        step()
-        # Key 4 is there twice: v = -0.5, then -0.25 - 0.5; the others have half of it.
-        rows = tf.cast(variable.lookup([4, 9, 6, 5])[:, 0], tf.float32)
-        np.testing.assert_array_equal(rows, [-0.25, 0.375, 0.375, 1.0])
-        (slot,) = variable.get_slot_variables(optimizer)
-        np.testing.assert_array_equal(slot.lookup([4, 6])[:, 0], [-0.75, -0.375])
-
-
 FAMILIES = {
     "keras 3": keras.optimizers,
     "tf_keras": tf_keras.optimizers,
@@ -107,21 +89,6 @@ def test_the_optimizer_is_the_same_object():
     for family, name in (("keras 3", "Lamb"), ("keras 3", "Adafactor"), ("tf_keras", "Adafactor")):
         with pytest.raises(NotImplementedError, match=name):
             de.DynamicEmbeddingOptimizer(made_by(family, name))
-
-
-def test_an_optimizer_of_a_programs_own():
-    class Signs(keras.optimizers.SGD):
-        def update_step(self, gradient, variable, learning_rate):
-            self.assign_sub(variable, learning_rate * keras.ops.sign(gradient))
-
-    class Signs1(tf1.train.GradientDescentOptimizer):
-        def _resource_apply_dense(self, grad, handle):
-            return handle.assign_sub(0.5 * tf.sign(grad))
-
-    for own in (Signs(0.5), Signs1(0.5)):
-        variable = de.Variable(dim=2, initializer=1.0)
-        step_on(de.DynamicEmbeddingOptimizer(own), variable.get_trainable_by_name("t"), [3, 3])
-        np.testing.assert_array_equal(variable.lookup([3, 4]), [[0.5, 0.5], [1.0, 1.0]])
 
 
 def test_one_trainable_looked_up_twice_in_a_step():
@@ -248,37 +215,26 @@ def test_what_is_not_trained_has_no_gradient():
     pairs = [(None, variable.get_trainable_by_name("t")), (tf.constant(1.0), dense)]
     optimizer.apply_gradients(pairs)
     assert int(variable.size()) == 0 and float(dense) == np.float32(0.9)
-
-
-def test_the_inference_mode_has_no_gradient():
-    variable = de.Variable(dim=2, initializer=1.0)
+    variable = de.Variable(dim=2)
     assert de.get_model_mode() == "train" == de.ModelMode.TRAIN
+    assert gradient_of(variable)[0] is not None
     de.enable_inference_mode()
     assert de.get_model_mode() == de.ModelMode.CURRENT_SETTING == "inference"
     assert gradient_of(variable)[0] is None
-    de.enable_train_mode()
-    assert gradient_of(variable)[0] is not None
 
 
 # ---- trainables ----------------------------------------------------------------------------------
 
 
 def test_the_arguments_of_lookups():
+    """Those that they have in common with sparse lookups are in test_sparse_lookups.py."""
     for lookup in (de.embedding_lookup, de.embedding_lookup_unique):
         variable = de.Variable(dim=2)
         assert lookup([variable], IDS, name="t").shape == (1, 2)
-        with pytest.raises(ValueError, match="Only one params is allowed"):
-            lookup([variable, variable], IDS, name="t")
-        with pytest.raises(TypeError, match=r"must be a de\.Variable"):
-            lookup(tf.Variable([1.0]), IDS, name="t")
-        with pytest.raises(TypeError, match="must be int64.*Received: int32"):
-            lookup(variable, tf.constant([1]), name="t")
         with pytest.raises(ValueError, match="`name` must be given in eager mode"):
             lookup(variable, IDS)
         with pytest.raises(NotImplementedError, match="get_trainable_by_name"):
             tf.function(partial(lookup, variable, name="t", return_trainable=True))(IDS)
-        _, trainable = lookup(variable, IDS, name="t", return_trainable=True)
-        assert trainable is variable.get_trainable_by_name("t")
 
 
 def test_get_trainable_by_name():
@@ -395,15 +351,6 @@ def test_an_update_counts_for_every_worker():
 
     run_threads(work)
     np.testing.assert_array_equal(variable.lookup([1, 2]), [[200.0], [200.0]])
-
-
-def test_keras_3_also_has_apply():
-    variable, dense = de.Variable(dim=1, initializer=1.0), keras.Variable([2.0])
-    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5))
-    gradient = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([3], tf.int64))
-    optimizer.apply([gradient, tf.constant([1.0])], [variable.get_trainable_by_name("t"), dense])
-    assert variable.lookup([3]).numpy().tolist() == [[0.5]]
-    assert np.asarray(dense).tolist() == [1.5] and int(optimizer.iterations) == 1
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Ftrl", "RMSprop"])
