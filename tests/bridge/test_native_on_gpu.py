@@ -80,9 +80,13 @@ def test_steps_have_the_bits_of_python(monkeypatch, kind, stochastic_rounding):
     took = [updates.train_both(routes, ids) for ids in (*updates.IDS, updates.MANY)]
     took.append(updates.train_both(routes, updates.MANY, float("nan")))
     its.check()
-    # Of ids that repeat Python sums the gradients, and there is no plan before the first step.
-    assert took == [False, *[kind is not updates.EagerLocal] * 3, False, took[5]]
-    updates.end(routes)
+    # Of ids that repeat Python sums the gradients, and there is no plan before the first step, in a
+    # function of each shape.
+    is_native = kind is not updates.EagerLocal
+    assert took == [False, *[is_native] * 3, kind is updates.EagerWithDense, is_native]
+    assert_equal(*routes, numbers=False)
+    updates.audit_both(*routes)
+    assert len({route.optimizer.num_nonfinite for route in routes}) == 1
 
 
 class Step:
