@@ -67,7 +67,7 @@ class GpuGroups {
   const uint32_t* rows_of_table(size_t table) const {
     return by_firsts_ ? rows_of_keys_ + begin_[table] : nullptr;
   }
-  const int32_t* labels() const { return labels_; }               // of each item its number
+  const int32_t* labels() const { return labels_; }  // of each item its number
   const int64_t* offsets() const { return offsets_; }
   const int32_t* order() const { return sorted_[(passes_ - 1) % 2] + n_; }
   int64_t begin(size_t table) const { return begin_[table]; }

@@ -239,20 +239,13 @@ inline bool IsOneTooLong(const std::vector<int64_t>& sizes, int64_t num_threads)
 // out     (num_keys, dim)
 inline std::array<int64_t, 14> WordsOfSums(const Items& items, const void* grads, int64_t dim,
                                            const float* pieces, const void* out) {
-  return {Word(grads),
-          dim,
-          Word(items.index),
-          Word(items.factors),
-          Word(items.offsets),
-          Word(items.order),
-          Word(items.labels),
-          0,
-          items.num_keys,
-          0,
-          items.its.num_keys,
-          Word(pieces),
-          Word(out),
-          0};
+  return {Word(grads),         dim,
+          Word(items.index),   Word(items.factors),
+          Word(items.offsets), Word(items.order),
+          Word(items.labels),  0,
+          items.num_keys,      0,
+          items.its.num_keys,  Word(pieces),
+          Word(out),           0};
 }
 
 }  // namespace sok

@@ -135,7 +135,7 @@ struct UpdatePlan {
   const Driver* driver;
   int64_t* work;
   int64_t* num_nonfinite;
-  int64_t* taken;                 // gets the number of a step with its rows; or null
+  int64_t* taken;  // gets the number of a step with its rows; or null
   // On a GPU the call of a lookup whose gradient the update takes by itself, by that one's inputs;
   // 0: its inputs are keys and rows.
   int64_t gradient;
