@@ -252,12 +252,12 @@ SOK_KERNEL(dedup_number)
 SOK_EXPORT(dedup_number)
 #endif
 
-// Where the keys of a table start: how many of the first items, which ascend, are of earlier ones.
-SOK_DEVICE i64 start_of_table(const i32* firsts, i64 num_keys, i64 first) {
+// How many of some numbers, which ascend, are below another.
+SOK_DEVICE i64 number_below(const i32* numbers, i64 n, i64 bound) {
   i64 low = 0;
-  for (i64 high = num_keys; low < high;) {
+  for (i64 high = n; low < high;) {
     const i64 middle = (low + high) / 2;
-    if (firsts[middle] < first)
+    if (numbers[middle] < bound)
       low = middle + 1;
     else
       high = middle;
@@ -283,7 +283,7 @@ SOK_KERNEL(dedup_inverse)
   } else {
     SOK_FOR_EACH(i, n) { inverse[first + i] = ~heads[slots[first + i]]; }
   }
-  SOK_FOR_EACH(once, 1) { *start = start_of_table(firsts, *num_keys, first); }
+  SOK_FOR_EACH(once, 1) { *start = number_below(firsts, *num_keys, first); }
 }
 SOK_EXPORT(dedup_inverse)
 
@@ -298,9 +298,27 @@ SOK_TEAM_KERNEL(dedup_labels)
   count_digits(
       share, n, passes, bits, counts, [=](i64 i) { return ~heads[slots[first + i]]; },
       [=](i64 i, i32 label) { inverse[first + i] = label; });
-  SOK_FOR_EACH(once, 1) { *start = start_of_table(firsts, *num_keys, first); }
+  SOK_FOR_EACH(once, 1) { *start = number_below(firsts, *num_keys, first); }
 }
 SOK_EXPORT(dedup_labels)
+
+// The same where a key has the number of its first item, and nobody has counted keys. The host then
+// knows of each table which numbers there may be.
+//
+// rows     (all items,)
+// rows_to  (all items,)  out  of a first item its row, of others SOK_NO_ROW
+SOK_TEAM_KERNEL(dedup_firsts)
+(const SokShare share, const i32* slots, const i32* heads, const u32* rows, i64 first, i32* inverse,
+ u32* rows_to, i64 passes, i64 bits, u32* counts, i64 n) {
+  count_digits(
+      share, n, passes, bits, counts, [=](i64 i) { return heads[slots[first + i]] - 1; },
+      [=](i64 i, i32 label) {
+        const i64 item = first + i;
+        inverse[item] = label;
+        rows_to[item] = label == item ? rows[item] : SOK_NO_ROW;
+      });
+}
+SOK_EXPORT(dedup_firsts)
 #endif
 
 #ifdef __CUDACC__
@@ -321,6 +339,14 @@ SOK_KERNEL(group_sorted)
   }
 }
 SOK_EXPORT(group_sorted)
+
+// The same where most groups may have no items.
+//
+// offsets  (n + 1,)  out
+SOK_KERNEL(group_firsts)(const SokShare share, const i32* labels, i64* offsets, i64 n) {
+  SOK_FOR_EACH(group, n + 1) { offsets[group] = number_below(labels, n, group); }
+}
+SOK_EXPORT(group_firsts)
 #else
 // Lists the items of each group, ascending: a counting sort. A task owns a range of groups, and
 // reads all labels of their tables: no two tasks write one counter, and the order of items is kept.
@@ -490,13 +516,14 @@ SOK_DEVICE void sum_all_pieces(const SummedItems<Items>& items, i64 begin, i64 e
 // groups of one piece into `out`.
 template <class Items>
 SOK_DEVICE void sum_pieces(const SokShare share, const Groups& groups, const Items& items,
-                           f32* pieces, f32* out) {
+                           const u32* rows, f32* pieces, f32* out) {
   const i64 dim = items.dim, items_end = groups.first_item + groups.num_items;
   const bool in_quads = sums_quads(dim, items.source, out) && sok_moves_quads(dim, pieces);
   for (int whole = 0; whole < 2; ++whole) {
     const i64 num_spans = whole ? groups.num_groups : groups.num_items / kPiece;
     f32* const sums = whole ? out : pieces;
     SOK_FOR_EACH_ROW_OF_WORDS(r, num_spans, in_quads ? dim / 4 : dim) {
+      if (whole && rows && rows[r] == SOK_NO_ROW) continue;
       Span span = whole ? span_of(groups, r) : span_of_window(groups, r);
       const bool is_one_piece = span.end - span.begin <= kPiece;
       if (whole) {
@@ -538,30 +565,31 @@ SOK_DEVICE void add_pieces(const SokShare share, const Groups& groups, const Ite
 // The same, with and without an index and weights, which come with an index.
 template <bool kAdds, bool kIndexed, bool kWeighted>
 SOK_DEVICE void sum_segments_of(const SokShare share, const Groups& groups,
-                                const GroupedItems<kIndexed, kWeighted>& items, f32* pieces,
-                                f32* out) {
+                                const GroupedItems<kIndexed, kWeighted>& items, const u32* rows,
+                                f32* pieces, f32* out) {
   if (kAdds)
     add_pieces(share, groups, items, pieces, out);
   else
-    sum_pieces(share, groups, items, pieces, out);
+    sum_pieces(share, groups, items, rows, pieces, out);
 }
 template <bool kAdds>
 SOK_DEVICE void sum_segments(const SokShare share, const Groups& groups, const f32* source, i64 dim,
-                             const i32* index, const f32* weights, f32* pieces, f32* out) {
+                             const i32* index, const f32* weights, const u32* rows, f32* pieces,
+                             f32* out) {
   const i32* order = groups.order;
   const i64 first = groups.first_item;
   if (index && weights)
     sum_segments_of<kAdds>(share, groups,
                            GroupedItems<true, true>{source, dim, order, first, index, weights},
-                           pieces, out);
+                           rows, pieces, out);
   else if (index)
     sum_segments_of<kAdds>(share, groups,
                            GroupedItems<true, false>{source, dim, order, first, index, nullptr},
-                           pieces, out);
+                           rows, pieces, out);
   else
     sum_segments_of<kAdds>(share, groups,
                            GroupedItems<false, false>{source, dim, order, first, nullptr, nullptr},
-                           pieces, out);
+                           rows, pieces, out);
 }
 
 // Sums the rows of each group of a table, up to pieces: those of groups that have several are yet
@@ -574,12 +602,13 @@ SOK_DEVICE void sum_segments(const SokShare share, const Groups& groups, const f
 // first_group, num_groups, first_item, num_items  which of them are the table's
 // pieces   (num_items / 32, dim)  out
 // out      (num_groups, dim)      out
+// rows     (num_groups,)  a group with SOK_NO_ROW is left out; null: none is
 SOK_ROW_KERNEL(segment_sums)
 (const SokShare share, const f32* source, i64 dim, const i32* index, const f32* weights,
  const i64* offsets, const i32* order, const i32* labels, i64 first_group, i64 num_groups,
- i64 first_item, i64 num_items, f32* pieces, f32* out) {
+ i64 first_item, i64 num_items, f32* pieces, f32* out, const u32* rows) {
   const Groups groups{offsets, order, labels, first_group, num_groups, first_item, num_items};
-  sum_segments<false>(share, groups, source, dim, index, weights, pieces, out);
+  sum_segments<false>(share, groups, source, dim, index, weights, rows, pieces, out);
 }
 SOK_EXPORT(segment_sums)
 
@@ -589,9 +618,9 @@ SOK_EXPORT(segment_sums)
 SOK_ROW_KERNEL(segment_add_pieces)
 (const SokShare share, const f32* source, i64 dim, const i32* index, const f32* weights,
  const i64* offsets, const i32* order, const i32* labels, i64 first_group, i64 num_groups,
- i64 first_item, i64 num_items, f32* pieces, f32* out) {
+ i64 first_item, i64 num_items, f32* pieces, f32* out, const u32* rows) {
   const Groups groups{offsets, order, labels, first_group, num_groups, first_item, num_items};
-  sum_segments<true>(share, groups, source, dim, index, weights, pieces, out);
+  sum_segments<true>(share, groups, source, dim, index, weights, rows, pieces, out);
 }
 SOK_EXPORT(segment_add_pieces)
 

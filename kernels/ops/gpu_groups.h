@@ -1,9 +1,11 @@
 // The distinct keys of the items of tables, and the items of each, on a GPU: the launches of
 // `dedup_and_group` (sok_lite/engine/dedup.py) and of its sort (sok_lite/engine/sort.py). Distinct
-// keys are numbered by first occurrence, those of all tables one after another.
+// keys are numbered by first occurrence, those of all tables one after another; or, where nobody
+// waits for how many there are, each by its first item.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -16,8 +18,10 @@ namespace sok {
 class GpuGroups {
  public:
   // rows  (n,)  the row number of each item, those of each table after those of the one before
-  GpuGroups(const Driver& driver, const std::vector<Items>& items, const uint32_t* rows)
-      : driver_(driver), items_(items), rows_(rows) {
+  // by_firsts  whether keys have the numbers of their first items
+  GpuGroups(const Driver& driver, const std::vector<Items>& items, const uint32_t* rows,
+            bool by_firsts)
+      : driver_(driver), items_(items), rows_(rows), by_firsts_(by_firsts) {
     for (const Items& its : items) begin_.push_back(begin_.back() + its.its.num_keys);
     n_ = begin_.back();
     while (tile_items_ < kLargestTile && tile_items_ <= n_ / kTiles) tile_items_ *= 2;
@@ -37,27 +41,33 @@ class GpuGroups {
   void Want(Scratch* scratch) {
     scratch->Want(&work_, num_words_);
     scratch->Want(&labels_, n_);
-    scratch->Want(&first_, n_);
     scratch->Want(&rows_of_keys_, n_);
-    scratch->Want(&starts_, static_cast<int64_t>(begin_.size()));
+    if (!by_firsts_) {
+      scratch->Want(&first_, n_);
+      scratch->Want(&starts_, static_cast<int64_t>(begin_.size()));
+    }
     scratch->Want(&offsets_, n_ + 1);
     for (int32_t** each : {&sorted_[0], &sorted_[1]}) scratch->Want(each, 2 * n_);
   }
 
-  // Launches all of it, and waits for the number of keys.
+  // Launches all of it. Unless keys have the numbers of items it waits for how many there are.
   void Run(GpuCall* gpu) {
     gpu->FillZeros(work_, num_words_ * sizeof(uint32_t));
     Number(gpu);
     Sort(gpu);
-    starts = gpu->Read(starts_, static_cast<int64_t>(begin_.size()));
+    starts = by_firsts_ ? begin_ : gpu->Read(starts_, static_cast<int64_t>(begin_.size()));
   }
 
-  // The first number of each table, and how many there are.
+  // The first number of each table, and the one after the last.
   std::vector<int64_t> starts;
 
   const int32_t* first() const { return first_; }                 // item of each key
   const uint32_t* rows_of_keys() const { return rows_of_keys_; }  // of that item
-  const int32_t* labels() const { return labels_; }               // of each item its number
+  // The same, kNoRow where no key has a number; null: keys have all numbers.
+  const uint32_t* rows_of_table(size_t table) const {
+    return by_firsts_ ? rows_of_keys_ + begin_[table] : nullptr;
+  }
+  const int32_t* labels() const { return labels_; }  // of each item its number
   const int64_t* offsets() const { return offsets_; }
   const int32_t* order() const { return sorted_[(passes_ - 1) % 2] + n_; }
   int64_t begin(size_t table) const { return begin_[table]; }
@@ -72,18 +82,25 @@ class GpuGroups {
   void Number(GpuCall* gpu) const {
     const size_t count = items_.size();
     const int64_t heads = Word(work_ + num_told_), total = Word(starts_ + count);
-    Launch insert(driver_.dedup_insert), number(driver_.dedup_number), label(driver_.dedup_labels);
+    Launch insert(driver_.dedup_insert), number(driver_.dedup_number);
+    Launch label(by_firsts_ ? driver_.dedup_firsts : driver_.dedup_labels);
     for (size_t t = 0; t < count; ++t) {
       const int64_t first = begin_[t], size = items_[t].its.num_keys;
       insert.Add(size, {KeysOf(t), 0, first, 2 * first, 2 * size, 1, driver_.seed, heads,
                         Word(labels_), size});
-      label.Add((size + tile_items_ - 1) / tile_items_,
-                {Word(labels_), heads, Word(first_), total, first, Word(labels_), Word(starts_ + t),
-                 passes_, bits_, Word(work_ + counts_at_), size});
+      label.Add((size + tile_items_ - 1) / tile_items_, {Word(labels_), heads});
+      if (by_firsts_) {
+        label.More(std::array{Word(rows_), first, Word(labels_), Word(rows_of_keys_)});
+      } else {
+        label.More(std::array{Word(first_), total, first, Word(labels_), Word(starts_ + t)});
+      }
+      label.More(std::array{passes_, bits_, Word(work_ + counts_at_), size});
     }
-    number.Add(num_tiles_,
-               {0, Word(rows_), Word(labels_), heads, Word(first_), 0, Word(rows_of_keys_), total,
-                Word(work_), Word(work_ + 1), tile_items_, num_tiles_, n_});
+    if (!by_firsts_) {
+      number.Add(num_tiles_,
+                 {0, Word(rows_), Word(labels_), heads, Word(first_), 0, Word(rows_of_keys_), total,
+                  Word(work_), Word(work_ + 1), tile_items_, num_tiles_, n_});
+    }
     for (const Launch* each : {&insert, &number, &label}) each->Run(driver_, gpu);
   }
 
@@ -100,14 +117,17 @@ class GpuGroups {
       labels = to;
       items = to + n_;
     }
-    Launch offsets(driver_.group_sorted);
-    offsets.Add(n_, {Word(labels), Word(offsets_), 0, n_});
+    Launch offsets(by_firsts_ ? driver_.group_firsts : driver_.group_sorted);
+    offsets.Add(n_, {Word(labels), Word(offsets_)});
+    if (!by_firsts_) offsets.More(std::array{int64_t{0}});
+    offsets.More(std::array{n_});
     offsets.Run(driver_, gpu);
   }
 
   const Driver& driver_;
   const std::vector<Items>& items_;
   const uint32_t* rows_;
+  const bool by_firsts_;
   std::vector<int64_t> begin_{0};
   int64_t n_ = 0, tile_items_ = kSmallestTile, num_tiles_ = 0, passes_ = 0, bits_ = 0;
   // Of `work_`, whose words begin as zeros: what tiles tell that number, scratch slots, how many

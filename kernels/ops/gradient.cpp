@@ -4,7 +4,7 @@
 // tell which keys are equal, whatever has become of the rows since.
 //
 // On a GPU the items are sorted (gpu_groups.h), and the host waits once, for how many keys there
-// are.
+// are; or not at all, where an update takes the sums.
 //
 // Where something is not as it is in most steps, Python does the whole.
 #include "ops/gradient.h"
@@ -47,7 +47,7 @@ void Sum(const Share* share, const int64_t* words) {
 }
 
 // One gradient of one or more tables.
-class GradientOfCall {
+class GradientOfCall final : public SumsForUpdate {
  public:
   GradientOfCall(const Plan& plan, const std::vector<Array>& arrays, Outputs* outputs)
       : plan_(plan), arrays_(arrays), outputs_(outputs) {}
@@ -55,6 +55,29 @@ class GradientOfCall {
   bool Run() {
     if (!Read()) return false;
     return plan_.driver->gpu ? RunOnGpu() : Note() && Allocate() && SumAll();
+  }
+
+  bool Prepare() { return Read() && GetMemory(true); }
+
+  bool AreOfLastLookup() const override {
+    const int64_t count = Count();
+    for (int64_t i = 0; i < count; ++i) {
+      const SokTableRecord& table = *plan_.parts[i].record;
+      const int64_t lookup_number = told_[2 * count + i];
+      if (told_[i] != table.row_version || told_[count + i] != 0) return false;
+      if (lookup_number <= 0 || lookup_number != table.clock.now) return false;
+    }
+    return true;
+  }
+
+  std::vector<Moved> SumKeys(GpuCall* call) override {
+    GroupOnGpu(call);
+    SumOnGpu(call);
+    std::vector<Moved> moved;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      moved.push_back({nullptr, groups_->rows_of_table(i), sums_[i], items_[i].num_keys});
+    }
+    return moved;
   }
 
  private:
@@ -150,66 +173,80 @@ class GradientOfCall {
     return true;
   }
 
-  // Nothing of a table is read but where keys are noted, so locks are taken for that alone: the
-  // host waits, and TensorFlow may wait for memory, without them.
-  bool RunOnGpu() {
-    const Driver& driver = *plan_.driver;
+  // Gets memory on a GPU; for the sums too where they are for an update.
+  bool GetMemory(bool is_for_update) {
     const size_t count = items_.size();
-    GpuGroups groups(driver, items_, rows_);
-    std::vector<float*> pieces(count);
+    groups_ = std::make_unique<GpuGroups>(*plan_.driver, items_, rows_, is_for_update);
+    pieces_.resize(count);
+    sums_.resize(count);
     Scratch scratch;
-    groups.Want(&scratch);
+    groups_->Want(&scratch);
     for (size_t i = 0; i < count; ++i) {
       Items& its = items_[i];
-      const int64_t n = its.its.num_keys;
+      const int64_t n = its.its.num_keys, dim = plan_.parts[i].dim;
       if (its.its.weights && !its.its.splits) return false;  // its gradient takes an array
       if (its.HasIndex()) scratch.Want(&its.index, n);
       if (its.HasFactors()) scratch.Want(&its.factors, n);
-      if (n >= kPiece) scratch.Want(&pieces[i], n / kPiece * plan_.parts[i].dim);
+      if (n >= kPiece) scratch.Want(&pieces_[i], n / kPiece * dim);
+      if (is_for_update) scratch.Want(&sums_[i], n * dim);
     }
     auto* memory = static_cast<char*>(outputs_->Temporary(scratch.num_bytes()));
     if (!memory) return false;
     scratch.Take(memory);
-    GpuCall call(*driver.gpu, outputs_->operation());
-    call.Begin();
-    Launch combine(driver.combine_items);
+    return true;
+  }
+
+  void GroupOnGpu(GpuCall* call) {
+    Launch combine(plan_.driver->combine_items);
     for (const Items& its : items_) {
       if (!its.HasIndex()) continue;
       combine.Add(its.its.num_rows,
                   {Word(its.its.splits), Word(its.its.weights), its.combiner, Word(its.index),
                    Word(its.factors), its.row_length, its.its.num_rows});
     }
-    combine.Run(driver, &call);
-    groups.Run(&call);
-    for (size_t i = 0; i < count; ++i) {
-      items_[i].num_keys = groups.starts[i + 1] - groups.starts[i];
+    combine.Run(*plan_.driver, call);
+    groups_->Run(call);
+    for (size_t i = 0; i < items_.size(); ++i) {
+      items_[i].num_keys = groups_->starts[i + 1] - groups_->starts[i];
     }
-    if (!Allocate()) return false;
-    call.Begin();
-    SumOnGpu(groups, pieces, &call);
-    GiveWeightGradients(&call);
-    return GiveKeys(groups, &call);
   }
 
-  void SumOnGpu(const GpuGroups& groups, const std::vector<float*>& pieces, GpuCall* call) const {
+  // Nothing of a table is read but where keys are noted, so locks are taken for that alone: the
+  // host waits, and TensorFlow may wait for memory, without them.
+  bool RunOnGpu() {
+    if (!GetMemory(false)) return false;
+    GpuCall call(*plan_.driver->gpu, outputs_->operation());
+    call.Begin();
+    GroupOnGpu(&call);
+    if (!Allocate()) return false;
+    for (size_t i = 0; i < sums_.size(); ++i) sums_[i] = static_cast<float*>((*outputs_)[i]);
+    call.Begin();
+    SumOnGpu(&call);
+    GiveWeightGradients(&call);
+    return GiveKeys(&call);
+  }
+
+  void SumOnGpu(GpuCall* call) const {
     const Driver& driver = *plan_.driver;
+    const GpuGroups& groups = *groups_;
     Launch summing(driver.segment_sums), adding(driver.segment_add_pieces);
     for (size_t i = 0; i < items_.size(); ++i) {
       const Items& its = items_[i];
-      const int64_t n = its.its.num_keys;
-      const std::array<int64_t, 13> words{Word(arrays_[i].data),
+      const int64_t n = its.its.num_keys, start = groups.starts[i];
+      const std::array<int64_t, 14> words{Word(arrays_[i].data),
                                           plan_.parts[i].dim,
                                           Word(its.index),
                                           Word(its.factors),
                                           Word(groups.offsets()),
                                           Word(groups.order()),
                                           Word(groups.labels()),
-                                          groups.starts[i],
+                                          start,
                                           its.num_keys,
                                           groups.begin(i),
                                           n,
-                                          Word(pieces[i]),
-                                          Word((*outputs_)[i])};
+                                          Word(pieces_[i]),
+                                          Word(sums_[i]),
+                                          Word(groups.rows_of_table(i))};
       summing.Add(n, {});
       summing.More(words);
       if (n <= kPiece) continue;
@@ -220,7 +257,8 @@ class GradientOfCall {
   }
 
   // Gives the keys of all tables, which their records keep for the update that follows.
-  bool GiveKeys(const GpuGroups& groups, GpuCall* call) {
+  bool GiveKeys(GpuCall* call) {
+    const GpuGroups& groups = *groups_;
     Held held;
     if (!held.Take(plan_, false, kSokReads)) return false;
     const std::vector<int64_t> last = LastOfTables();
@@ -302,7 +340,7 @@ class GradientOfCall {
       const int64_t n = items.its.num_keys;
       results[i] = {&items, reinterpret_cast<sok::Run>(driver.segment_sums.run),
                     (*outputs_)[count + i], plan_.parts[i].key_type == kInt32};
-      const std::array<int64_t, 13> words =
+      const std::array<int64_t, 14> words =
           WordsOfSums(items, arrays_[i].data, plan_.parts[i].dim, pieces[i], (*outputs_)[i]);
       sums.Add(n, {Word(&results[i])});
       sums.More(words);
@@ -345,12 +383,21 @@ class GradientOfCall {
   const int64_t* told_ = nullptr;
   const uint32_t* rows_ = nullptr;  // of all items
   Scratch scratch_;
+  std::unique_ptr<GpuGroups> groups_;
+  std::vector<float*> pieces_, sums_;  // on a GPU, of each table
 };
 
 }  // namespace
 
 bool Gradient(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs) {
   return Counted(plan.gradient_work, [&] { return GradientOfCall(plan, inputs, outputs).Run(); });
+}
+
+std::unique_ptr<SumsForUpdate> SumsOf(const Plan& plan, const std::vector<Array>& inputs,
+                                      Outputs* outputs) {
+  auto its = std::make_unique<GradientOfCall>(plan, inputs, outputs);
+  if (!its->Prepare()) return nullptr;
+  return its;
 }
 
 }  // namespace sok

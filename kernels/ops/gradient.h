@@ -1,8 +1,10 @@
 // The gradient of a pooled lookup of one rank, without Python.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "ops/gpu.h"
 #include "ops/lookup.h"
 
 namespace sok {
@@ -15,5 +17,29 @@ namespace sok {
 // outputs  of each table the gradients of its rows, then the keys of each, then the gradients of
 //          the weights of each that has any
 bool Gradient(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs);
+
+// The rows of one table in a step, each once.
+struct Moved {
+  const int64_t* keys = nullptr;
+  const uint32_t* rows = nullptr;  // of a GPU some may be kNoRow
+  const float* grads = nullptr;    // (num_rows, dim)
+  int64_t num_rows = -1;           // -1: they are sought
+};
+
+// The sums of a gradient on a GPU, for an update that takes its inputs and gives no outputs. The
+// host does not wait for how many keys there are, so that they have room for as many as items.
+class SumsForUpdate {
+ public:
+  virtual ~SumsForUpdate() = default;
+  // Whether every key has a row, still the one that the lookup has left, and none has looked up in
+  // the tables since. The call has their locks.
+  virtual bool AreOfLastLookup() const = 0;
+  virtual std::vector<Moved> SumKeys(GpuCall* call) = 0;
+};
+
+// Reads the inputs of a gradient, and gets memory; null: Python has to do it. The result refers to
+// all arguments.
+std::unique_ptr<SumsForUpdate> SumsOf(const Plan& plan, const std::vector<Array>& inputs,
+                                      Outputs* outputs);
 
 }  // namespace sok

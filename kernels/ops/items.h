@@ -237,21 +237,15 @@ inline bool IsOneTooLong(const std::vector<int64_t>& sizes, int64_t num_threads)
 // grads   (rows of the batch, dim)
 // pieces  room for the sums of pieces of keys with many items; null: there are none
 // out     (num_keys, dim)
-inline std::array<int64_t, 13> WordsOfSums(const Items& items, const void* grads, int64_t dim,
+inline std::array<int64_t, 14> WordsOfSums(const Items& items, const void* grads, int64_t dim,
                                            const float* pieces, const void* out) {
-  return {Word(grads),
-          dim,
-          Word(items.index),
-          Word(items.factors),
-          Word(items.offsets),
-          Word(items.order),
-          Word(items.labels),
-          0,
-          items.num_keys,
-          0,
-          items.its.num_keys,
-          Word(pieces),
-          Word(out)};
+  return {Word(grads),         dim,
+          Word(items.index),   Word(items.factors),
+          Word(items.offsets), Word(items.order),
+          Word(items.labels),  0,
+          items.num_keys,      0,
+          items.its.num_keys,  Word(pieces),
+          Word(out),           0};
 }
 
 }  // namespace sok

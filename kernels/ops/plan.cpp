@@ -149,6 +149,7 @@ __attribute__((visibility("default"))) void sok_ops_plan_update(int64_t call,
   plan->work = words.Address<int64_t>();
   plan->num_nonfinite = words.Address<int64_t>();
   plan->taken = words.Address<int64_t>();
+  plan->gradient = words.Next();
   plan->rule = words.Next();
   const int64_t num_settings = words.Next();
   for (int64_t i = 0; i < num_settings; ++i) plan->settings.push_back(words.Next());

@@ -43,7 +43,7 @@ struct Driver {
   // Of a GPU:
   Kernel pool[4];  // of rows in float32, float16, bfloat16 and float64
   Kernel find_with_hint, dedup_insert, dedup_number, dedup_labels, sort_pass, group_sorted;
-  Kernel give_distinct, hkv_insert_items;
+  Kernel give_distinct, hkv_insert_items, dedup_firsts, group_firsts;
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
@@ -60,12 +60,13 @@ struct Driver {
              dedup_labels.num_arguments == 11 && sort_pass.num_arguments == 12 &&
              group_sorted.num_arguments == 4 && give_distinct.num_arguments == 7 &&
              hkv_insert_items.num_arguments == 27 && combine_items.num_arguments == 7 &&
-             segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
-             weight_grad[0].num_arguments == 10;
+             segment_sums.num_arguments == 14 && segment_add_pieces.num_arguments == 14 &&
+             weight_grad[0].num_arguments == 10 && dedup_firsts.num_arguments == 10 &&
+             group_firsts.num_arguments == 3;
     }
     return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 7 &&
-           segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
+           segment_sums.num_arguments == 14 && segment_add_pieces.num_arguments == 14 &&
            weight_grad[0].num_arguments == 10 && rows_write[0].num_arguments == 7 &&
            rows_add[0].num_arguments == 7 && hkv_insert.num_arguments == 27 &&
            slots_claim_rows.num_arguments == 9;
@@ -134,7 +135,10 @@ struct UpdatePlan {
   const Driver* driver;
   int64_t* work;
   int64_t* num_nonfinite;
-  int64_t* taken;                 // gets the number of a step with its rows; or null
+  int64_t* taken;  // gets the number of a step with its rows; or null
+  // On a GPU the call of a lookup whose gradient the update takes by itself, by that one's inputs;
+  // 0: its inputs are keys and rows.
+  int64_t gradient;
   int64_t rule;                   // its number in update/scalars.h
   std::vector<int64_t> settings;  // float64 bits of what the optimizer's numbers were
   // Which of the settings counts steps, and which field of the rule it is; -1: none does. The

@@ -157,7 +157,7 @@ class SoughtKeys {
     for (Sought& each : all_) {
       if (!each.Repeats()) continue;
       each.sums.resize(each.items.num_keys * each.dim);
-      const std::array<int64_t, 13> words =
+      const std::array<int64_t, 14> words =
           WordsOfSums(each.items, each.numbers, each.dim, each.pieces, each.sums.data());
       summing.Add(each.items.its.num_keys, {});
       summing.More(words);

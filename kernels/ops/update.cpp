@@ -7,6 +7,9 @@
 // On a GPU a kernel compares the keys with those of the last gradient. Keys of gradients that a
 // program has changed may be others, and Python's: for these the host waits. Those of a gradient as
 // we gave it may at most be of one before the last, and have rows too.
+//
+// An update on a GPU may also have the inputs of a gradient in place of keys and rows: then nobody
+// waits for how many keys there are, and none is compared, for the lookup has left their rows.
 // What else a step depends on was so in the step before, which Python took.
 #include "ops/update.h"
 
@@ -15,7 +18,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 
+#include "ops/gradient.h"
 #include "ops/launch.h"
 #include "ops/sought.h"
 #include "update/scalars.h"
@@ -76,14 +81,6 @@ bool AreKeys(const Array& keys, const int64_t* expected) {
   return true;
 }
 
-// The rows of one table in a step, each once.
-struct Moved {
-  const int64_t* keys = nullptr;
-  const uint32_t* rows = nullptr;
-  const float* grads = nullptr;  // (num_rows, dim)
-  int64_t num_rows = -1;         // -1: they are sought
-};
-
 // One step of one or more tables.
 class UpdateOfCall {
  public:
@@ -96,7 +93,9 @@ class UpdateOfCall {
         sought_(*plan.driver, plan.parts.size()) {}
 
   bool Run() {
-    if (!Read() || (plan_.driver->gpu && !Allocate())) return false;
+    if (!ReadTold()) return false;
+    if (plan_.gradient) return RunWithGradient();
+    if (!ReadArrays() || (plan_.driver->gpu && !Allocate())) return false;
     Held held;
     if (!held.Take(plan_, false, kSokReads) || !AreUsual()) return false;
     if (const Gpu* gpu = plan_.driver->gpu) {
@@ -117,6 +116,29 @@ class UpdateOfCall {
   }
 
  private:
+  // Takes the gradient as well, which an update does on a GPU alone.
+  bool RunWithGradient() {
+    const std::shared_ptr<const Plan> lookup = PlanOf(plan_.gradient);
+    if (!lookup || told_.doing != kStep || !IsOf(*lookup)) return false;
+    const std::vector<Array> inputs(arrays_.begin(), arrays_.end() - 1);
+    const std::unique_ptr<SumsForUpdate> sums = SumsOf(*lookup, inputs, outputs_);
+    Held held;
+    if (!sums || !held.Take(plan_, false, kSokReads)) return false;
+    if (!AreUsual() || !sums->AreOfLastLookup()) return false;
+    GpuCall call(*plan_.driver->gpu, outputs_->operation());
+    call.Begin();
+    moved_ = sums->SumKeys(&call);
+    return Step(&call);
+  }
+
+  // Whether the tables are those of a lookup, in its order.
+  bool IsOf(const Plan& lookup) const {
+    return std::equal(plan_.parts.begin(), plan_.parts.end(), lookup.parts.begin(),
+                      lookup.parts.end(), [](const UpdatePart& part, const Part& its) {
+                        return part.record == its.record && part.generation == its.generation;
+                      });
+  }
+
   // Takes the step of the rows that were found.
   //
   // gpu  what launches on a GPU; null: it is on the CPU
@@ -142,10 +164,8 @@ class UpdateOfCall {
     return true;
   }
 
-  // Reads the inputs. Returns whether they are as native code takes them.
-  bool Read() {
-    const size_t count = plan_.parts.size();
-    if (arrays_.size() != 2 * count + 1) return false;
+  // Reads numbers. Returns whether they are as native code takes them.
+  bool ReadTold() {
     const size_t num_settings = plan_.settings.size();
     if (told_.size != kOfStep + num_settings) return false;
     const int64_t* settings = told_.settings;
@@ -162,14 +182,21 @@ class UpdateOfCall {
     }
     if (!(told_.step >= 1) || !std::isfinite(told_.rate)) return false;
     step_ = static_cast<int64_t>(told_.step);
+    return undecayed_.Read(plan_.rule, undecayed, told_.rate, step_) &&
+           decayed_.Read(plan_.rule, decayed, told_.rate, step_);
+  }
+
+  // Returns whether keys and rows are as native code takes them.
+  bool ReadArrays() const {
+    const size_t count = plan_.parts.size();
+    if (arrays_.size() != 2 * count + 1) return false;
     for (size_t i = 0; i < count; ++i) {
       const Array &keys = arrays_[i], &rows = arrays_[count + i];
       const std::vector<int64_t> dims{keys.size, plan_.parts[i].dim};
       if (keys.type != plan_.parts[i].key_type || keys.dims.size() != 1) return false;
       if (rows.type != kFloat || rows.dims != dims) return false;
     }
-    return undecayed_.Read(plan_.rule, undecayed, told_.rate, step_) &&
-           decayed_.Read(plan_.rule, decayed, told_.rate, step_);
+    return true;
   }
 
   // Returns whether the tables have the states of the plan.

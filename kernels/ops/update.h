@@ -15,7 +15,9 @@ enum Doing : int64_t { kNothing, kStep, kCheck, kWhole };
 // of it.
 //
 // inputs   the keys of each table's gradient; the rows of each; on the host float64 bits: the
-//          number of the step, what is to be done, the learning rate, the optimizer's other numbers
+//          number of the step, what is to be done, the learning rate, the optimizer's other
+//          numbers. With `UpdatePlan::gradient` before these the inputs of the gradient, and no
+//          keys
 bool Update(const UpdatePlan& plan, const std::vector<Array>& inputs, Outputs* outputs);
 
 }  // namespace sok

@@ -5,7 +5,7 @@ functions, and tapes around them.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ from sok_lite.bridge.row_gradient import (
     row_gradient,
     zero_or_refused,
 )
-from sok_lite.bridge.tf_private import FORWARDPROP, could_possibly_record
+from sok_lite.bridge.tf_private import FORWARDPROP, FuncGraph, could_possibly_record
 from sok_lite.native.callbacks import source_of
 
 # The outputs of a pooled lookup for its gradient, before the rows of weighted items: row numbers,
@@ -212,6 +212,60 @@ def _by_handles(
     pieces = (tf.dynamic_partition(each, owners, count) for each in (keys, row_grads))
     pairs = zip(*pieces, strict=True)
     return [row_gradient(name, its_keys, its_rows, dim, distinct) for its_keys, its_rows in pairs]
+
+
+# ---- updates that take a gradient's inputs -------------------------------------------------------
+
+
+class WholeGradient(NamedTuple):
+    """All that the gradient of a pooled lookup returns, by the operation's inputs.
+
+    Attributes:
+      call, source: the number of the lookup's call, and the gradient's callback.
+      inputs, numbers: of the gradient's operation.
+      order: of the operation's tables, the index of each one's gradient.
+    """
+
+    call: int
+    source: OfGradient
+    inputs: list[tf.Tensor]
+    numbers: list[tf.Tensor]
+    order: list[int]
+
+
+def whole_gradient(grads: Sequence[tf.IndexedSlices]) -> WholeGradient | None:
+    """Returns what gradients in a function are computed from, so that TensorFlow can prune them.
+
+    None unless they are all outputs of one operation, unchanged and so far used by nobody. Not in
+    a TF1 graph, where a session may feed gradients.
+    """
+    graph, count = tf.compat.v1.get_default_graph(), len(grads)
+    given = [_output(each) for each in (*(g.values for g in grads), *(g.indices for g in grads))]
+    op = getattr(given[0], "op", None)
+    if not isinstance(graph, FuncGraph) or op is None or op.type != "SokLookupGradient":
+        return None
+    if op.graph is not graph or op.control_inputs or len(op.outputs) != len(given):
+        return None
+    if any(each is None or each.op is not op for each in given):
+        return None
+    places = [each.value_index for each in given]
+    order = sorted(range(count), key=places.__getitem__)
+    if [places[i] for i in (*order, *(count + i for i in order))] != [*range(2 * count)]:
+        return None
+    number = tf.get_static_value(op.inputs[0])
+    source = None if number is None else source_of(int(number))
+    if not isinstance(source, OfGradient):
+        return None
+    inputs, end = op.inputs[1:], -op.get_attr("K")
+    return WholeGradient(int(number), source, inputs[:end], inputs[end:], order)
+
+
+def _output(tensor: Any) -> Any:
+    """Returns what `row_gradient` was given for a tensor that nobody uses; None: another tensor."""
+    op = getattr(tensor, "op", None)
+    if op is None or op.type != "PlaceholderWithDefault" or tensor.consumers():
+        return None
+    return op.inputs[0]
 
 
 # ---- second derivatives --------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class UpdateByRule(NamedTuple):
       names, settings: the optimizer's numbers except the learning rate; their values as float64.
       num_nonfinite: address of the counter of gradient rows with a NaN or an infinity.
       taken: address that receives the number of a step; 0: none.
+      gradient: number of the lookup's call whose gradient the update takes itself; 0: none.
     """
 
     tables: Sequence[Any]
@@ -40,6 +41,7 @@ class UpdateByRule(NamedTuple):
     settings: bytes
     num_nonfinite: int
     taken: int
+    gradient: int
 
 
 def plan_of(update: UpdateByRule) -> UpdatePlan | None:
@@ -69,6 +71,7 @@ def _plan_of(update: UpdateByRule) -> UpdatePlan | None:
         UPDATES,
         update.num_nonfinite,
         update.taken,
+        update.gradient,
         rule.number,
         update.settings,
         _counter_indices(update),

@@ -6,6 +6,7 @@ and to find whose gradient it is. The operation calls Python with arrays over Te
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -183,6 +184,27 @@ class Outputs:
             array[...] = self._backend.to_host(copy)
 
 
+class OwnOutputs(Outputs):
+    """Arrays in place of an operation's outputs, for a callback that another one calls.
+
+    Attributes:
+      arrays: of each output, once it was requested.
+    """
+
+    def __init__(self, dtypes: Sequence[tf.DType], backend: Backend) -> None:
+        self._dtypes, self._backend = dtypes, backend
+        self.arrays: list[Any] = [None] * len(dtypes)
+
+    def several(self, first: int, shapes: Sequence[Shape]) -> Sequence[Array]:
+        end, empty = first + len(shapes), self._backend.xp.empty
+        kinds = [each.as_numpy_dtype for each in self._dtypes[first:end]]
+        self.arrays[first:end] = map(empty, shapes, kinds)
+        return self.arrays[first:end]
+
+    def allocate(self, *groups: tuple[int, Sequence[Shape]]) -> None:
+        pass
+
+
 class OfGradient(NamedTuple):
     """The callback of an operation's gradient, with arguments of `operation`."""
 
@@ -193,6 +215,15 @@ class OfGradient(NamedTuple):
     work: WorkCounter | None = None
     collective: CollectiveCall | None = None
     plan: LookupPlan | None = None
+
+    def results(self, arrays: list[Array]) -> list[Array]:
+        """Returns the gradient's outputs for its inputs, in new memory."""
+        outputs = OwnOutputs(self.dtypes, self.backend)
+        begun = time.perf_counter()
+        self.run(outputs, arrays)
+        if self.work is not None:
+            self.work.add(time.perf_counter() - begun)
+        return outputs.arrays
 
 
 def operation(

@@ -118,7 +118,7 @@ def segment_sums(
             continue
         arguments = (
             *(source, dim, rows, weights, groups.offsets, groups.order, groups.labels),
-            *(start, count, begin, size, scratch[piece:] if size >= _PIECE else None, sums),
+            *(start, count, begin, size, scratch[piece:] if size >= _PIECE else None, sums, None),
         )
         # The larger number: a few groups may have many items, which are worth more threads.
         summing.append(LaunchArgs(max(count, size), arguments))

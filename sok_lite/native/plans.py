@@ -103,11 +103,11 @@ _KERNELS = (
     *(f"rows_deliver_u{bits}" for bits in (8, 16, 32, 64)),
     *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "find_with_hint"),
     *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),
-    *("give_distinct", "hkv_insert_items"),
+    *("give_distinct", "hkv_insert_items", "dedup_firsts", "group_firsts"),
 )
 # Launched by native code only, and only on a GPU.
 _ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
-_ON_GPU_ALONE |= {"hkv_insert_items"}
+_ON_GPU_ALONE |= {"hkv_insert_items", "dedup_firsts", "group_firsts"}
 _ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "find_with_hint"}
 _ON_GPU |= {"dedup_insert", "give_distinct"} | _ON_GPU_ALONE
 _ON_GPU |= {"det_insert_items", "det_erase", "slots_tell_rows", "rows_fill", "hkv_erase"}
@@ -254,6 +254,7 @@ class UpdatePlan(NamedTuple):
       num_nonfinite: address of (1,) int64, never freed, a counter of non-finite rows.
       taken: address of an int64, never freed, that receives the number of a step when its rows
         change; 0: none.
+      gradient: number of the lookup's call whose gradient the update takes itself; 0: none.
       settings: the optimizer's numbers in that update except the learning rate; float64.
       counting: index of the step counter in settings, and field of the rule; (-1, -1): none.
       undecayed, decayed: the fields of the rule without and with weight decay.
@@ -264,6 +265,7 @@ class UpdatePlan(NamedTuple):
     work: WorkCounter
     num_nonfinite: int
     taken: int
+    gradient: int
     rule: int
     settings: bytes
     counting: tuple[int, int]
@@ -280,7 +282,7 @@ class UpdatePlan(NamedTuple):
         if call is None:
             return
         driver, work = addressof(_driver_of(self.backend)), addressof(self.work.native)
-        words: list[int] = [driver, work, self.num_nonfinite, self.taken, self.rule]
+        words: list[int] = [driver, work, self.num_nonfinite, self.taken, self.gradient, self.rule]
         settings, undecayed, decayed = map(_words, (self.settings, self.undecayed, self.decayed))
         words += [len(settings), *settings, *self.counting]
         words += [len(decayed), *undecayed, *decayed]

@@ -211,7 +211,7 @@ def on_cpu():
 # labels; a GPU has tiles of items, sorts, and tells new keys apart while it inserts them.
 CPU_ALONE = {"find_and_pool", "dedup_count", "dedup_number", "group_items"}
 GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "group_sorted", "sort_count", "sort_pass"}
-GPU_ALONE |= {"hkv_insert_items"}
+GPU_ALONE |= {"hkv_insert_items", "dedup_firsts", "group_firsts"}
 
 
 @each_file

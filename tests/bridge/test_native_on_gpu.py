@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge import tensor
+from sok_lite.bridge.table_ops import erase
 from sok_lite.native import gpu
 from sok_lite.native.plans import num_entries
 from tests.bridge import test_native_lookup as lookups
@@ -22,6 +23,7 @@ from tests.support.routes import KINDS, Route, assert_equal, both, new_variable
 from tests.support.simt import device
 from tests.support.simt.driver import SIGNATURES
 from tests.support.table_audit import audit
+from tests.support.tf_fixtures import eagerly, traced
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
@@ -75,11 +77,16 @@ def test_steps_have_the_bits_of_python(monkeypatch, kind, stochastic_rounding):
         ),
         kind=kind,
     )
-    took = [updates.train_both(routes, ids) for ids in updates.IDS]
+    took = [updates.train_both(routes, ids) for ids in (*updates.IDS, updates.MANY)]
+    took.append(updates.train_both(routes, updates.MANY, float("nan")))
     its.check()
-    # Of ids that repeat Python sums the gradients, and there is no plan before the first step.
-    assert took == [False, *[kind is not updates.EagerLocal] * 3]
-    updates.end(routes)
+    # Of ids that repeat Python sums the gradients, and there is no plan before the first step, in a
+    # function of each shape.
+    is_native = kind is not updates.EagerLocal
+    assert took == [False, *[is_native] * 3, kind is updates.EagerWithDense, is_native]
+    assert_equal(*routes, numbers=False)
+    updates.audit_both(*routes)
+    assert len({route.optimizer.num_nonfinite for route in routes}) == 1
 
 
 class Step:
@@ -116,11 +123,12 @@ class Step:
         self.optimizer.apply_gradients(zip(self.grads, self.tables, strict=True))
 
 
-def test_both_ways_are_in_order_with_tensorflow(monkeypatch, mode, way):
-    expected = _trained(mode)
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_both_ways_are_in_order_with_tensorflow(monkeypatch, mode, way, is_whole):
+    expected = _trained(mode, is_whole)
     its = play(monkeypatch, way)
     before = num_entries()
-    rows = _trained(mode)
+    rows = _trained(mode, is_whole)
     its.check()
     device.wait()
     for mine, theirs in zip(rows, expected, strict=True):
@@ -128,11 +136,14 @@ def test_both_ways_are_in_order_with_tensorflow(monkeypatch, mode, way):
     assert num_entries() > before
 
 
-def _trained(mode):
+def _trained(mode, is_whole):
     step = Step(3, mode)
     for _ in range(3):
-        step.grads = step.gradients()
-        step.update()
+        if is_whole:
+            step.whole()
+        else:
+            step.grads = step.gradients()
+            step.update()
     return [np.asarray(each) for each in step.look_up()]
 
 
@@ -274,8 +285,10 @@ def test_what_a_step_of_known_keys_asks_of_a_gpu(monkeypatch, mode, num_tables):
     more = num_tables > 200
     assert counted(step.look_up) == [0, 2 + more, 0, 1, 1, 0, 1]
     # By the gradient: the rows of the batch, three for the numbers of keys, one or more for the
-    # sort, offsets, sums, those of long groups, keys. By the update: rows, and the step.
-    assert counted(step.whole) == [0, 12 + 5 * more, 0, 2, 2, 0, 2]
+    # sort, offsets, sums, those of long groups, keys. By the update: rows, and the step. In a
+    # function the update has the gradient's inputs: nobody counts keys, gives them, or seeks rows.
+    apart, at_once = [0, 12 + 5 * more, 0, 2, 2, 0, 2], [0, 9 + 4 * more, 0, 2, 1, 0, 1]
+    assert counted(step.whole) == (apart if mode is eagerly else at_once)
     its.check()
 
 
@@ -298,6 +311,187 @@ def test_what_new_keys_ask_of_a_gpu(monkeypatch, mode, kinds, num_tables):
     its.check()
     for each in step.tables:
         audit(each.table)
+
+
+# ------------------------------------------------------------------ the inputs of a gradient
+
+
+class StepOfRoute(updates.WithDense):
+    """A step of two tables, and of a dense variable whose gradient does not read theirs."""
+
+    def rows(self, ids):
+        return sok.lookup_sparse(self.tables, [tf.cast(ids, tf.int64)] * len(self.tables))
+
+    @property
+    def tables(self):
+        return self.variables
+
+    def taped(self, ids, factor):
+        with tf.GradientTape() as tape:
+            rows = self.rows(ids)
+            loss = tf.add_n([factor * tf.reduce_sum(tf.square(each)) for each in rows])
+            loss *= self.dense
+        *gradients, self.of_dense = tape.gradient(loss, [*self.variables, self.dense])
+        return loss, gradients
+
+    def apply(self, pairs):
+        updates.Trained.apply(self, [*pairs, (self.of_dense, self.dense)])
+
+    def is_fused(self):
+        """Whether the update has the inputs of a gradient."""
+        graph = self.function.get_concrete_function(tf.constant(updates.MANY), 1.0).graph
+        (update,) = [op for op in graph.get_operations() if op.type == "SokUpdate"]
+        return update.get_attr("K") > 1
+
+
+class Weighted(StepOfRoute):
+    def rows(self, ids):
+        weights = [tf.ones_like(ids, tf.float32)] * 2
+        return sok.lookup_sparse(self.tables, [tf.cast(ids, tf.int64)] * 2, sp_weights=weights)
+
+
+class OneTwice(StepOfRoute):
+    @property
+    def tables(self):
+        return [*self.variables, self.variables[0]]
+
+
+class UnderControl(StepOfRoute):
+    def taped(self, ids, factor):
+        with tf.GradientTape() as tape:
+            rows = self.rows(ids)
+        grads = [2 * factor * self.dense * each for each in rows]
+        loss = self.of_dense = factor * tf.add_n([tf.reduce_sum(tf.square(each)) for each in rows])
+        with tf.control_dependencies([tf.debugging.assert_positive(factor)]):
+            return loss * self.dense, tape.gradient(rows, self.variables, grads)
+
+
+class ReadAfter(StepOfRoute):
+    def step(self, ids, factor):
+        super().step(ids, factor)
+        return tf.add_n([tf.reduce_sum(grad.values) for grad, _ in self.pairs])
+
+    def change(self, pairs):
+        self.pairs = pairs
+        return pairs
+
+
+class Erased(StepOfRoute):
+    """A key that was looked up has no row when its step is taken."""
+
+    def change(self, pairs):
+        with tf.control_dependencies([self.of_dense]):
+            erase(self.variables[1], tf.constant([1], tf.int64))
+        return pairs
+
+
+def _read_before(_, pairs):
+    with tf.control_dependencies([tf.debugging.assert_all_finite(pairs[0][0].values, "")]):
+        return [*pairs]
+
+
+def _swapped(_, pairs):
+    grads, variables = zip(*pairs, strict=True)
+    return [*zip(grads, variables[::-1], strict=True)]
+
+
+def changing(change):
+    return type("Changed", (StepOfRoute,), {"change": change})
+
+
+# What a program does with gradients: whether the update takes their inputs, and native code then.
+WHOLE = {
+    "whole": (StepOfRoute, True, True),
+    "in another order": (changing(lambda _, pairs: pairs[::-1]), True, True),
+    "read by others later": (ReadAfter, True, True),
+    "a lookup between": (changing(updates.after_a_lookup), True, False),
+    "a key erased between": (Erased, True, False),
+    "read by others before": (changing(_read_before), False, True),
+    "clipped": (changing(updates.BETWEEN["clipping"][1]), False, True),
+    "other keys": (changing(updates.BETWEEN["other keys"][1]), False, False),
+    "of each other": (changing(_swapped), True, False),
+    "of one table": (changing(lambda _, pairs: pairs[:1]), False, True),
+    "each twice": (changing(lambda _, pairs: [*pairs, *pairs]), False, False),
+    "a table twice": (OneTwice, False, False),
+    "weights": (Weighted, False, True),
+    "a control input": (UnderControl, False, True),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_update_takes_the_inputs_of_a_gradient_that_is_whole(monkeypatch, name):
+    kind, is_fused, is_native = WHOLE[name]
+
+    def make():
+        return [new_variable(each, f"t{i}", 4) for i, each in enumerate(("hbm", "kLfu of all"))]
+
+    batches = [*updates.IDS, *[updates.MANY] * 3]
+    on_cpu, _ = updates.two_routes(updates.adam, make, kind)
+    losses = [on_cpu.train(ids, 0.01)[0] for ids in batches]
+    assert not on_cpu.is_fused()
+    its = play(monkeypatch)
+    routes = updates.two_routes(updates.adam, make, kind)
+    for route in routes:
+        for each in route.variables:
+            make_room(each.table, 400)
+    took = []
+    for ids, expected in zip(batches, losses, strict=True):
+        before = routes[0].num_native
+        assert [route.train(ids, 0.01)[0] for route in routes] == [expected] * 2
+        took.append(routes[0].num_native > before)
+        its.check()
+    device.wait()
+    assert [route.is_fused() for route in routes] == [is_fused] * 2
+    # The first step of each shape is Python's.
+    assert took == [False, *[is_native] * 3, False, *[is_native] * 2]
+    assert_equal(*routes, numbers=False)
+    updates.audit_both(*routes)
+    for mine, theirs in zip(routes[0].variables, on_cpu.variables, strict=True):
+        keys = np.arange(12)
+        rows = [each.table.lookup(keys, insert=False)[0] for each in (mine, theirs)]
+        np.testing.assert_array_equal(its.backend.to_host(rows[0]), rows[1])
+
+
+def test_new_keys_of_a_step_do_not_enter_python(monkeypatch):
+    its = play(monkeypatch)
+    step = Step(2, traced, kinds=("hbm", "kLru"))
+    for each in step.tables:
+        make_room(each.table, 400)
+    step.optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
+    numbers = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def take():
+        step.ids = [tf.range(8, dtype=tf.int64)[:, None] + numbers] * 2
+        step.grads = step._gradients()
+        step._update()
+        numbers.assign_add(4)
+
+    asked = [counted(take) for _ in range(3)]
+    its.check()
+    launches, memsets = 4, 1
+    assert asked[1:] == [[0, 9 + launches, 0, 2 + memsets, 2, 0, 2]] * 2
+    for each in step.tables:
+        audit(each.table)
+        assert each.table.size == 16
+
+
+def test_a_gradient_of_a_session_may_be_fed(monkeypatch):
+    its = play(monkeypatch)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = new_variable("hbm", dim=4, first=1.0)
+        ids = tf.constant([[1], [2]], tf.int64)
+        (rows,) = sok.lookup_sparse([variable], [ids])
+        (grad,) = tf.compat.v1.gradients(tf.reduce_sum(rows), [variable])
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+        step = sok.OptimizerWrapper(optimizer).apply_gradients([(grad, variable)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        for _ in range(3):
+            session.run(step, {grad.values: np.full((2, 4), 0.25, np.float32)})
+        session.run(step)
+        its.check()
+        rows = its.backend.to_host(variable.table.lookup([1, 2], insert=False)[0])
+    np.testing.assert_array_equal(rows, np.full((2, 4), 1 - 3 * 0.125 - 0.5))
 
 
 def test_gradients_that_were_changed_are_compared(monkeypatch, mode):
@@ -369,13 +563,37 @@ def test_an_update_that_fails_halfway_is_an_error(monkeypatch, mode):
 @pytest.mark.cases("name")
 @pytest.mark.parametrize("name", ["launch", "fill", "copy_to_host", "synchronize", "record"])
 def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
-    expected = _trained(mode)
+    expected = _trained(mode, is_whole=False)
     its = play(monkeypatch)
     monkeypatch.setattr(its, "check", lambda: None)
     calls = fail(its, name, lambda number, _: number % 3 == 0)
-    for mine, theirs in zip(_trained(mode), expected, strict=True):
+    for mine, theirs in zip(_trained(mode, is_whole=False), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert len(calls) > 3
+
+
+@pytest.mark.cases("name")
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [*[("launch", number) for number in range(3, 10)], ("fill", 2)]
+    + [("wait", number) for number in (3, 4)],
+)
+def test_a_step_amid_which_the_driver_fails_is_python_s(monkeypatch, name, number):
+    """By the update, after the launches of the lookup."""
+    expected = _trained(traced, is_whole=True)
+    its = play(monkeypatch)
+    step = Step(3, traced)
+    for _ in range(2):
+        step.whole()
+    its.check()
+    monkeypatch.setattr(its, "check", lambda: None)
+    before = num_entries()
+    calls = fail(its, name, lambda call, _: call == number)
+    step.whole()
+    assert len(calls) >= number and its.driver.errors
+    assert num_entries() == before + (name != "wait" or number == 3)
+    for mine, theirs in zip(step.look_up(), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.cases("name")

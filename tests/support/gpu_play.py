@@ -112,7 +112,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
             super().__init__(address, capsule)
             self.is_on_gpu = True
             self.contents = []
-            weakref.finalize(self, _go_on, play, self.contents)
+            weakref.finalize(self, _go_on, play, self.contents, known)
             on_device = self._inputs[: len(self._inputs) - self._num_numbers]
             for its_address, dtype, shape in on_device:
                 # What a call still keeps TensorFlow does not write anew.
@@ -198,7 +198,8 @@ def _driver(play, known, forget):
     def ended():
         of_operation = noted.pop(threading.get_native_id(), [])
         if play.stream is not None:
-            _go_on(play, [content for _, content in of_operation])
+            its = Counter(address for address, _ in of_operation)
+            _go_on(play, [content for _, content in of_operation], known - its)
         else:
             streams.run()
         for address, _ in of_operation:
@@ -251,9 +252,11 @@ def _begin(play, content, name):
         streams.put(play.stream, name, _nothing, (content,))
 
 
-def _go_on(play, contents):
-    """TensorFlow goes on with the memory of an operation."""
+def _go_on(play, contents, others):
+    """TensorFlow goes on with the memory of an operation that is in no other one."""
     for content in contents:
+        if others[content.ctypes.data]:
+            continue
         streams.put(play.stream, "TensorFlow's next operation", _nothing, (content,))
     if contents:
         streams.run(play.stream.clock)

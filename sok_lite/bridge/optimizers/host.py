@@ -19,6 +19,7 @@ from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.native_update import UpdateByRule, plan_of
+from sok_lite.bridge.operation import OfGradient
 from sok_lite.bridge.optimizers.accumulation import accumulation_of
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.row_gradient import are_distinct
@@ -115,9 +116,12 @@ class StepHost:
     Attributes:
       runs_tensorflow: whether the step runs TensorFlow operations, which read what kernels write.
       has_plan: whether native code may take the next step.
+      gradient: the lookup's call and its gradient, if the update takes that gradient's inputs in
+        place of keys and rows.
     """
 
     runs_tensorflow = has_plan = False
+    gradient: tuple[int, OfGradient] | None = None
 
     def __init__(
         self,
@@ -303,6 +307,7 @@ class RuleHost(StepHost):
             settings,
             owner.nonfinite.word(backend),
             0 if taken is None else ctypes.addressof(taken),
+            0 if self.gradient is None else self.gradient[0],
         )
         if taken is not None:
             _written[ctypes.addressof(taken)] = taken

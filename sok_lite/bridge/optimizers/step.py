@@ -13,6 +13,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import graph_of_function
+from sok_lite.bridge.lookup_gradient import WholeGradient, whole_gradient
 from sok_lite.bridge.operation import Outputs, operation
 from sok_lite.bridge.optimizers.eager_update import EagerUpdate, EagerUpdates
 from sok_lite.bridge.optimizers.fallback_step import FallbackStepHost
@@ -180,6 +181,11 @@ class RowOptimizer(tf.Module):
         two operations, the rows go first. Returns the operation in a graph, and the dense step's
         result.
         """
+        whole = None
+        if batches == 1 and isinstance(settings, Settings):
+            whole = self._whole_gradient(pairs)
+        if whole is not None:
+            pairs = [pairs[number] for number in whole.order]
         variables = [variable for _, variable in pairs]
         backend = variables[0].table.backend
         keys, rows = zip(*itertools.starmap(checked_gradient, pairs), strict=True)
@@ -189,12 +195,15 @@ class RowOptimizer(tf.Module):
             if optimizer is not None:
                 keep_alive(optimizer)
             host = self._host(settings, optimizer, variables, keys)
-            told = [_on_host([step, True if go is None else go, *numbers])]
+            inputs, told = [*keys, *rows], [_on_host([step, True if go is None else go, *numbers])]
+            if whole is not None:
+                host.gradient = whole.call, whole.source
+                inputs, told = whole.inputs, [*whole.numbers, *told]
             updated = operation(
                 "sok_update",
                 handles,
                 partial(_run_in_graph, host, batches),
-                [*keys, *rows],
+                inputs,
                 [],
                 backend,
                 _name_of(variables),
@@ -231,6 +240,18 @@ class RowOptimizer(tf.Module):
         told = [int(step), STEP if moves else NOTHING, *plain]
         return None, update.take(handles, [*keys, *rows], told, batches, dense_step)
 
+    def _whole_gradient(self, pairs: Pairs) -> WholeGradient | None:
+        """Returns the gradient whose inputs an update takes; None: keys and rows.
+
+        For native code on a GPU, which then does not wait. Random bits need keys, and an error the
+        gradients before rows change.
+        """
+        is_plain = self.on_nonfinite == "allow" and not self.stochastic_rounding
+        if tf.executing_eagerly() or not is_plain or pairs[0][1].table.backend.name == "cpu":
+            return None
+        whole = whole_gradient([grad for grad, _ in pairs])
+        return None if whole is None or whole.source.plan is None else whole
+
     def _host(
         self,
         settings: Settings | FallbackStep,
@@ -256,6 +277,10 @@ def _run_in_graph(host: StepHost, batches: int, outputs: Outputs, arrays: list[A
     told = bits.view(np.float64).tolist()
     if not told[1] and batches == 1:
         return  # rows do not change
+    if host.gradient is not None:
+        results = host.gradient[1].results(gradients)
+        count = len(results) // 2
+        gradients = [*results[count:], *results[:count]]
     # TensorFlow's thread may be building a graph.
     with eager_mode() if host.runs_tensorflow else nullcontext():
         host.take(told, gradients, batches)

@@ -191,7 +191,7 @@ def native():
     nonfinite = np.zeros(1, np.int64)
     fields = rule.native.values
     update = plans.UpdatePlan(
-        *(backend, UPDATES, nonfinite.ctypes.data, 0, rule.native.number),
+        *(backend, UPDATES, nonfinite.ctypes.data, 0, 0, rule.native.number),
         *(b"", (-1, -1), fields, fields, tuple(moved)),
     )
     update.note(call.number)
