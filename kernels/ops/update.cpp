@@ -127,8 +127,11 @@ class UpdateOfCall {
     if (!AreUsual() || !sums->AreOfLastLookup()) return false;
     GpuCall call(*plan_.driver->gpu, outputs_->operation());
     call.Begin();
-    moved_ = sums->SumKeys(&call);
-    return Step(&call);
+    const auto sum = [&] {
+      moved_ = sums->SumKeys(&call);
+      return true;
+    };
+    return Counted(lookup->gradient_work, sum) && Step(&call);
   }
 
   // Whether the tables are those of a lookup, in its order.
