@@ -49,12 +49,16 @@ def plan_of(update: UpdateByRule) -> UpdatePlan | None:
 
     None if a table repeats, has states of several optimizers, or does more than the rule.
     """
-    tables = update.tables
+    if not may_have_plan(update.tables):
+        return None
+    return with_locks(update.tables, lambda: _plan_of(update))
+
+
+def may_have_plan(tables: Sequence[Any]) -> bool:
+    """Returns whether updates of tables may have a plan, by what never changes."""
     if len(set(tables)) < len(tables) or not are_native(tables):
-        return None
-    if any(table.step_type is not None or table.sees_updates for table in tables):
-        return None
-    return with_locks(tables, lambda: _plan_of(update))
+        return False
+    return not any(table.step_type is not None or table.sees_updates for table in tables)
 
 
 def _plan_of(update: UpdateByRule) -> UpdatePlan | None:

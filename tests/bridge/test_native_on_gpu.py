@@ -356,6 +356,15 @@ class OneTwice(StepOfRoute):
         return [*self.variables, self.variables[0]]
 
 
+class SeesUpdates(StepOfRoute):
+    """Python takes the steps of a table whose updates count as lookups."""
+
+    @property
+    def tables(self):
+        self.variables[1].table.sees_updates = True
+        return self.variables
+
+
 class UnderControl(StepOfRoute):
     def taped(self, ids, factor):
         with tf.GradientTape() as tape:
@@ -413,11 +422,13 @@ WHOLE = {
     "of one table": (changing(lambda _, pairs: pairs[:1]), False, True),
     "each twice": (changing(lambda _, pairs: [*pairs, *pairs]), False, False),
     "a table twice": (OneTwice, False, False),
+    "updates that count": (SeesUpdates, False, False),
     "weights": (Weighted, False, True),
     "a control input": (UnderControl, False, True),
 }
 
 
+@pytest.mark.cases("name")
 @pytest.mark.parametrize("name", WHOLE)
 def test_an_update_takes_the_inputs_of_a_gradient_that_is_whole(monkeypatch, name):
     kind, is_fused, is_native = WHOLE[name]

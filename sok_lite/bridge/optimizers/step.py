@@ -14,6 +14,7 @@ from sok_lite.backend import Array
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import graph_of_function
 from sok_lite.bridge.lookup_gradient import WholeGradient, whole_gradient
+from sok_lite.bridge.native_update import may_have_plan
 from sok_lite.bridge.operation import Outputs, operation
 from sok_lite.bridge.optimizers.eager_update import EagerUpdate, EagerUpdates
 from sok_lite.bridge.optimizers.fallback_step import FallbackStepHost
@@ -250,7 +251,8 @@ class RowOptimizer(tf.Module):
         if tf.executing_eagerly() or not is_plain or pairs[0][1].table.backend.name == "cpu":
             return None
         whole = whole_gradient([grad for grad, _ in pairs])
-        return None if whole is None or whole.source.plan is None else whole
+        is_native = whole is not None and whole.source.plan is not None
+        return whole if is_native and may_have_plan([var.table for _, var in pairs]) else None
 
     def _host(
         self,
