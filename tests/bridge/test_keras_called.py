@@ -67,6 +67,7 @@ def test_shapes_and_symbolic_inputs_say_nothing(keras):
         assert first_call_specs(model)[0][0].dtype == tf.int64
 
 
+@pytest.mark.cases("keras")
 def test_a_build_by_shapes_is_known(keras):
     seen = []
 
