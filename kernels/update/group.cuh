@@ -91,7 +91,7 @@ SOK_DEVICE void update_group_rows(const Rule rule, const Batch batch, const u64*
   const SokShare share = batch.share;
   const i64 shift = batch.shift, dim = batch.dim, n = batch.n;
   constexpr i64 kAhead = SOK_AHEAD / 2;
-  const auto gradients = gradients_of(T(), batch);
+  const auto& gradients = gradients_of(T(), batch);
   i64 nonfinite = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {
     if (SOK_AHEAD > 0 && r + kAhead < n) {

@@ -14,7 +14,7 @@ SOK_DEVICE void update_rows_by_mean(const RowwiseAdagradRule rule, const Batch b
   typedef typename Format<T>::Element Element;
   const SokShare share = batch.share;
   const i64 shift = batch.shift, dim = batch.dim, n = batch.n;
-  const auto gradients = gradients_of(T(), batch);
+  const auto& gradients = gradients_of(T(), batch);
   i64 nonfinite = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) {
