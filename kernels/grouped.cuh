@@ -60,7 +60,7 @@ SOK_DEVICE f32 item_weight(const GroupedItems<kIndexed, kWeighted>& items, i64 k
 
 // The sums of the groups of a table: where the items are, and where `segment_sums` puts the sums.
 //
-// source, index, weights, out  as of segment_sums
+// source, index, weights, out  as of segment_sums: weights only with an index
 struct GroupedSums {
   Groups groups;
   const f32* source;

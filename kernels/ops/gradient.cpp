@@ -4,7 +4,7 @@
 // tell which keys are equal, whatever has become of the rows since.
 //
 // On a GPU the items are sorted (gpu_groups.h), and the host waits once, for how many keys there
-// are; or not at all, where an update takes the sums.
+// are; or not at all, where an update sums what is grouped.
 //
 // Where something is not as it is in most steps, Python does the whole.
 #include "ops/gradient.h"
@@ -50,7 +50,7 @@ void Sum(const Share* share, const int64_t* words) {
 }
 
 // One gradient of one or more tables.
-class GradientOfCall final : public SumsForUpdate {
+class GradientOfCall final : public ItemsForUpdate {
  public:
   GradientOfCall(const Plan& plan, const std::vector<Array>& arrays, Outputs* outputs)
       : plan_(plan), arrays_(arrays), outputs_(outputs) {}
@@ -403,8 +403,8 @@ bool Gradient(const Plan& plan, const std::vector<Array>& inputs, Outputs* outpu
   return Counted(plan.gradient_work, [&] { return GradientOfCall(plan, inputs, outputs).Run(); });
 }
 
-std::unique_ptr<SumsForUpdate> SumsOf(const Plan& plan, const std::vector<Array>& inputs,
-                                      Outputs* outputs) {
+std::unique_ptr<ItemsForUpdate> ItemsForUpdateOf(const Plan& plan, const std::vector<Array>& inputs,
+                                                 Outputs* outputs) {
   auto its = std::make_unique<GradientOfCall>(plan, inputs, outputs);
   if (!its->Prepare()) return nullptr;
   return its;

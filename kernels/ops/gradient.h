@@ -30,9 +30,9 @@ struct Moved {
 
 // The items of a gradient on a GPU, for an update that sums them and gives no outputs. The host
 // does not wait for how many keys there are: rows have room for as many as items.
-class SumsForUpdate {
+class ItemsForUpdate {
  public:
-  virtual ~SumsForUpdate() = default;
+  virtual ~ItemsForUpdate() = default;
   // Whether every key has a row, still the one that the lookup has left, and none has looked up in
   // the tables since. The call has their locks.
   virtual bool AreOfLastLookup() const = 0;
@@ -42,7 +42,7 @@ class SumsForUpdate {
 
 // Reads the inputs of a gradient, and gets memory; null: Python has to do it. The result refers to
 // all arguments.
-std::unique_ptr<SumsForUpdate> SumsOf(const Plan& plan, const std::vector<Array>& inputs,
-                                      Outputs* outputs);
+std::unique_ptr<ItemsForUpdate> ItemsForUpdateOf(const Plan& plan, const std::vector<Array>& inputs,
+                                                 Outputs* outputs);
 
 }  // namespace sok

@@ -122,24 +122,25 @@ class UpdateOfCall {
     const std::shared_ptr<const Plan> lookup = PlanOf(plan_.gradient);
     if (!lookup || told_.doing != kStep || !IsOf(*lookup)) return false;
     const std::vector<Array> inputs(arrays_.begin(), arrays_.end() - 1);
-    const std::unique_ptr<SumsForUpdate> sums = SumsOf(*lookup, inputs, outputs_);
+    const std::unique_ptr<ItemsForUpdate> items = ItemsForUpdateOf(*lookup, inputs, outputs_);
     Held held;
-    if (!sums || !held.Take(plan_, false, kSokReads)) return false;
-    if (!AreUsual() || !sums->AreOfLastLookup()) return false;
+    if (!items || !held.Take(plan_, false, kSokReads)) return false;
+    if (!AreUsual() || !items->AreOfLastLookup()) return false;
     GpuCall call(*plan_.driver->gpu, outputs_->operation());
     call.Begin();
     const auto group = [&] {
-      moved_ = sums->GroupKeys(&call);
+      moved_ = items->GroupKeys(&call);
       return true;
     };
     return Counted(lookup->gradient_work, group) && Step(&call);
   }
 
-  // Whether the tables are those of a lookup, in its order.
+  // Whether the tables are those of a lookup, in its order, with kernels that sum.
   bool IsOf(const Plan& lookup) const {
     return std::equal(plan_.parts.begin(), plan_.parts.end(), lookup.parts.begin(),
                       lookup.parts.end(), [](const UpdatePart& part, const Part& its) {
-                        return part.record == its.record && part.generation == its.generation;
+                        return part.record == its.record && part.generation == its.generation &&
+                               !part.is_stochastic;
                       });
   }
 

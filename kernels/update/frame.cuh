@@ -6,10 +6,10 @@
 // values     (num_chunks,)  addresses of the chunks of the `value` column, elements of T
 // <state>    (num_chunks,)  the same of a state column, always f32; null: the rule runs without it
 // rows       (n,)           distinct row numbers; SOK_NO_ROW is skipped
-// grads      (n, dim)
+// grads      (n, dim)       but see below
 // num_nonfinite  (1,)       grows by the rows whose gradient has a NaN or an infinity
 // keys       (n,)           the key of each row, for random bits; null in the kernels that round to
-//                           nearest
+//                           nearest; but see below
 // seed, step                of the random bits; see random.cuh
 //
 // Kernels that end in _stochastic_<T> round values by random bits, the others to nearest even.
@@ -59,7 +59,7 @@ template <class T>
 struct Stochastic {};
 typedef Stochastic<f16> stochastic_f16;
 typedef Stochastic<bf16> stochastic_bf16;
-// Where a kernel is made for one of these it sums gradients itself.
+// Where a kernel is made for one of these it rounds to nearest, and sums gradients itself.
 template <class T>
 struct Summing {};
 typedef Summing<f32> summing_f32;
