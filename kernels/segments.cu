@@ -14,8 +14,8 @@
 // several are summed apart, so that many threads share a hot key, and are then added up in their
 // order.
 #include "digits.cuh"
+#include "grouped.cuh"
 #include "hash.cuh"
-#include "pooling.cuh"
 
 #ifndef __CUDACC__
 // The table of an item.
@@ -430,59 +430,6 @@ SOK_KERNEL(last_occurrence)(const SokShare share, const i32* labels, i32* last, 
 }
 SOK_EXPORT(last_occurrence)
 
-// Where the groups of a table are, and its items. All positions are in `order`.
-//
-// offsets, order, labels  of all tables; see group_items
-// first_group, num_groups, first_item, num_items  which of them are the table's
-struct Groups {
-  const i64* offsets;
-  const i32* order;
-  const i32* labels;
-  i64 first_group, num_groups, first_item, num_items;
-};
-
-// Window w is the positions of kPiece items: at most one piece of that many begins there, and it
-// belongs to the group that has the last of these positions. Returns that group, from the table's
-// first on, and where its items begin and end.
-struct Span {
-  i64 group, begin, end;
-};
-SOK_DEVICE Span span_of(const Groups& groups, i64 group) {
-  const i64* offsets = groups.offsets + groups.first_group + group;
-  return Span{group, offsets[0], offsets[1]};
-}
-SOK_DEVICE Span span_of_window(const Groups& groups, i64 w) {
-  const i64 last = groups.first_item + (w + 1) * kPiece - 1;
-  if (SOK_AHEAD > 0 && last + SOK_AHEAD * kPiece < groups.first_item + groups.num_items)
-    sok_prefetch(groups.labels + groups.order[last + SOK_AHEAD * kPiece]);
-  return span_of(groups, groups.labels[groups.order[last]] - groups.first_group);
-}
-
-// The items of a sum of rows: the one at position k of `order` has number order[k] - first in the
-// table's own arrays. It reads source[index[number]] and has weight weights[number]; without index
-// and weights source[number].
-template <bool kIndexed, bool kWeighted>
-struct GroupedItems {
-  static constexpr bool kMayLack = false;
-  static constexpr NumPieces kPieces = kOnePiece;
-  static constexpr i64 kBatch = SOK_BATCH;
-  const f32* source;
-  i64 dim;
-  const i32* order;
-  i64 first;
-  const i32* index;
-  const f32* weights;
-};
-template <bool kIndexed, bool kWeighted>
-SOK_DEVICE const f32* item_row(const GroupedItems<kIndexed, kWeighted>& items, i64 k) {
-  const i64 number = items.order[k] - items.first;
-  return items.source + (kIndexed ? (i64)items.index[number] : number) * items.dim;
-}
-template <bool kIndexed, bool kWeighted>
-SOK_DEVICE f32 item_weight(const GroupedItems<kIndexed, kWeighted>& items, i64 k) {
-  return kWeighted ? items.weights[items.order[k] - items.first] : 1.0f;
-}
-
 // The same, of a group that has several pieces, where the sums of those of kPiece items are there
 // already.
 template <class Items>
@@ -513,17 +460,16 @@ SOK_DEVICE void sum_all_pieces(const SummedItems<Items>& items, i64 begin, i64 e
 }
 
 // Sums the pieces of the groups that have several, each into its window's row of `pieces`, and the
-// groups of one piece into `out`.
+// groups of one piece into `out`, unless these are left to others.
 template <class Items>
 SOK_DEVICE void sum_pieces(const SokShare share, const Groups& groups, const Items& items,
-                           const u32* rows, f32* pieces, f32* out) {
+                           bool leaves_small, f32* pieces, f32* out) {
   const i64 dim = items.dim, items_end = groups.first_item + groups.num_items;
   const bool in_quads = sums_quads(dim, items.source, out) && sok_moves_quads(dim, pieces);
-  for (int whole = 0; whole < 2; ++whole) {
+  for (int whole = 0; whole < (leaves_small ? 1 : 2); ++whole) {
     const i64 num_spans = whole ? groups.num_groups : groups.num_items / kPiece;
     f32* const sums = whole ? out : pieces;
     SOK_FOR_EACH_ROW_OF_WORDS(r, num_spans, in_quads ? dim / 4 : dim) {
-      if (whole && rows && rows[r] == SOK_NO_ROW) continue;
       Span span = whole ? span_of(groups, r) : span_of_window(groups, r);
       const bool is_one_piece = span.end - span.begin <= kPiece;
       if (whole) {
@@ -547,10 +493,10 @@ SOK_DEVICE void sum_pieces(const SokShare share, const Groups& groups, const Ite
   }
 }
 
-// Adds up the pieces of each group that has several, and the items behind them.
+// Adds up the pieces of each group that has several, and the items behind them; see segment_sums.
 template <class Items>
 SOK_DEVICE void add_pieces(const SokShare share, const Groups& groups, const Items& items,
-                           f32* pieces, f32* out) {
+                           bool leaves_small, f32* pieces, f32* out) {
   const i64 dim = items.dim;
   const bool in_quads = sums_quads(dim, items.source, out) && sok_moves_quads(dim, pieces);
   SOK_FOR_EACH_ROW_OF_WORDS(w, groups.num_items / kPiece, in_quads ? dim / 4 : dim) {
@@ -558,42 +504,44 @@ SOK_DEVICE void add_pieces(const SokShare share, const Groups& groups, const Ite
     if (span.begin < groups.first_item + w * kPiece || span.end - span.begin <= kPiece) continue;
     const SummedItems<Items> summed{items, dim, pieces + w * dim};
     sum_group_columns(summed, span.begin, span.end, 1.0f, in_quads, w_lanes,
-                      out + span.group * dim);
+                      out + (leaves_small ? w : span.group) * dim);
   }
 }
 
 // The same, with and without an index and weights, which come with an index.
 template <bool kAdds, bool kIndexed, bool kWeighted>
 SOK_DEVICE void sum_segments_of(const SokShare share, const Groups& groups,
-                                const GroupedItems<kIndexed, kWeighted>& items, const u32* rows,
+                                const GroupedItems<kIndexed, kWeighted>& items, bool leaves_small,
                                 f32* pieces, f32* out) {
   if (kAdds)
-    add_pieces(share, groups, items, pieces, out);
+    add_pieces(share, groups, items, leaves_small, pieces, out);
   else
-    sum_pieces(share, groups, items, rows, pieces, out);
+    sum_pieces(share, groups, items, leaves_small, pieces, out);
 }
 template <bool kAdds>
-SOK_DEVICE void sum_segments(const SokShare share, const Groups& groups, const f32* source, i64 dim,
-                             const i32* index, const f32* weights, const u32* rows, f32* pieces,
-                             f32* out) {
+SOK_DEVICE void sum_segments(const SokShare share, const GroupedSums& sums, bool leaves_small,
+                             f32* pieces) {
+  const Groups& groups = sums.groups;
   const i32* order = groups.order;
-  const i64 first = groups.first_item;
-  if (index && weights)
-    sum_segments_of<kAdds>(share, groups,
-                           GroupedItems<true, true>{source, dim, order, first, index, weights},
-                           rows, pieces, out);
-  else if (index)
-    sum_segments_of<kAdds>(share, groups,
-                           GroupedItems<true, false>{source, dim, order, first, index, nullptr},
-                           rows, pieces, out);
+  const i64 first = groups.first_item, dim = sums.dim;
+  if (sums.index && sums.weights)
+    sum_segments_of<kAdds>(
+        share, groups,
+        GroupedItems<true, true>{sums.source, dim, order, first, sums.index, sums.weights},
+        leaves_small, pieces, sums.out);
+  else if (sums.index)
+    sum_segments_of<kAdds>(
+        share, groups,
+        GroupedItems<true, false>{sums.source, dim, order, first, sums.index, nullptr},
+        leaves_small, pieces, sums.out);
   else
-    sum_segments_of<kAdds>(share, groups,
-                           GroupedItems<false, false>{source, dim, order, first, nullptr, nullptr},
-                           rows, pieces, out);
+    sum_segments_of<kAdds>(
+        share, groups, GroupedItems<false, false>{sums.source, dim, order, first, nullptr, nullptr},
+        leaves_small, pieces, sums.out);
 }
 
 // Sums the rows of each group of a table, up to pieces: those of groups that have several are yet
-// to be added up.
+// to be added up. Or it sums only these, and tells an update where the items of the others are.
 //
 // source   (m, dim)
 // index    (num_items,)  null: item i reads source[i]
@@ -601,14 +549,19 @@ SOK_DEVICE void sum_segments(const SokShare share, const Groups& groups, const f
 // offsets, order, labels  of all tables; see group_items
 // first_group, num_groups, first_item, num_items  which of them are the table's
 // pieces   (num_items / 32, dim)  out
-// out      (num_groups, dim)      out
-// rows     (num_groups,)  a group with SOK_NO_ROW is left out; null: none is
+// out      (num_groups, dim)  out; with `told` (num_items / 32, dim), where a group of several
+//                             pieces has the row of the window in which it begins
+// told     out: a GroupedSums (grouped.cuh) for an update; null: all groups are summed
 SOK_ROW_KERNEL(segment_sums)
 (const SokShare share, const f32* source, i64 dim, const i32* index, const f32* weights,
  const i64* offsets, const i32* order, const i32* labels, i64 first_group, i64 num_groups,
- i64 first_item, i64 num_items, f32* pieces, f32* out, const u32* rows) {
+ i64 first_item, i64 num_items, f32* pieces, f32* out, u64* told) {
   const Groups groups{offsets, order, labels, first_group, num_groups, first_item, num_items};
-  sum_segments<false>(share, groups, source, dim, index, weights, rows, pieces, out);
+  const GroupedSums sums{groups, source, dim, index, weights, out};
+  sum_segments<false>(share, sums, told, pieces);
+  if (told) {
+    SOK_FOR_EACH(once, 1) { *(GroupedSums*)told = sums; }
+  }
 }
 SOK_EXPORT(segment_sums)
 
@@ -618,9 +571,9 @@ SOK_EXPORT(segment_sums)
 SOK_ROW_KERNEL(segment_add_pieces)
 (const SokShare share, const f32* source, i64 dim, const i32* index, const f32* weights,
  const i64* offsets, const i32* order, const i32* labels, i64 first_group, i64 num_groups,
- i64 first_item, i64 num_items, f32* pieces, f32* out, const u32* rows) {
+ i64 first_item, i64 num_items, f32* pieces, f32* out, u64* told) {
   const Groups groups{offsets, order, labels, first_group, num_groups, first_item, num_items};
-  sum_segments<true>(share, groups, source, dim, index, weights, rows, pieces, out);
+  sum_segments<true>(share, GroupedSums{groups, source, dim, index, weights, out}, told, pieces);
 }
 SOK_EXPORT(segment_add_pieces)
 

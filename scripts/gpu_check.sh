@@ -222,6 +222,8 @@ run_cases() {
   bench engine --tables 26 --dim 128 --batch "${batches[1]}" --keys "$keys" || code=$?
   bench engine --tables 10 --dim 128 --batch "${batches[2]}" --keys "$of_ten" || code=$?
   hkv_workload --tables hybrid --loads 0.5 1.0 --hkv-ops find find_or_insert || code=$?
+  bench optimizers --rules Adam SGD --dims 16 128 --dtypes float32 --orders random --items 1 4 \
+    --rows "$keys" || code=$?
   return "$code"
 }
 

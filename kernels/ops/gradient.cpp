@@ -4,7 +4,7 @@
 // tell which keys are equal, whatever has become of the rows since.
 //
 // On a GPU the items are sorted (gpu_groups.h), and the host waits once, for how many keys there
-// are; or not at all, where an update takes the sums.
+// are; or not at all, where an update sums what is grouped.
 //
 // Where something is not as it is in most steps, Python does the whole.
 #include "ops/gradient.h"
@@ -23,6 +23,9 @@ namespace {
 // What a lookup leaves before the rows of weighted items: OF_CONTEXT of
 // sok_lite/bridge/lookup_gradient.py.
 constexpr int64_t kOfContext = 4;
+
+// Words of a GroupedSums (kernels/grouped.cuh).
+constexpr int64_t kWordsOfSums = 12;
 
 // Sums the gradients of keys, and gives the keys.
 struct Result {
@@ -47,7 +50,7 @@ void Sum(const Share* share, const int64_t* words) {
 }
 
 // One gradient of one or more tables.
-class GradientOfCall final : public SumsForUpdate {
+class GradientOfCall final : public ItemsForUpdate {
  public:
   GradientOfCall(const Plan& plan, const std::vector<Array>& arrays, Outputs* outputs)
       : plan_(plan), arrays_(arrays), outputs_(outputs) {}
@@ -70,12 +73,13 @@ class GradientOfCall final : public SumsForUpdate {
     return true;
   }
 
-  std::vector<Moved> SumKeys(GpuCall* call) override {
+  std::vector<Moved> GroupKeys(GpuCall* call) override {
     GroupOnGpu(call);
     SumOnGpu(call);
     std::vector<Moved> moved;
     for (size_t i = 0; i < items_.size(); ++i) {
-      moved.push_back({nullptr, groups_->rows_of_table(i), sums_[i], items_[i].num_keys});
+      moved.push_back(
+          {nullptr, groups_->rows_of_table(i), nullptr, items_[i].num_keys, told_sums_[i]});
     }
     return moved;
   }
@@ -173,12 +177,14 @@ class GradientOfCall final : public SumsForUpdate {
     return true;
   }
 
-  // Gets memory on a GPU; for the sums too where they are for an update.
+  // Gets memory on a GPU. Where an update takes the sums only groups of several pieces have one,
+  // and each has a window of kPiece items to itself.
   bool GetMemory(bool is_for_update) {
     const size_t count = items_.size();
     groups_ = std::make_unique<GpuGroups>(*plan_.driver, items_, rows_, is_for_update);
     pieces_.resize(count);
     sums_.resize(count);
+    told_sums_.resize(count);
     Scratch scratch;
     groups_->Want(&scratch);
     for (size_t i = 0; i < count; ++i) {
@@ -188,7 +194,9 @@ class GradientOfCall final : public SumsForUpdate {
       if (its.HasIndex()) scratch.Want(&its.index, n);
       if (its.HasFactors()) scratch.Want(&its.factors, n);
       if (n >= kPiece) scratch.Want(&pieces_[i], n / kPiece * dim);
-      if (is_for_update) scratch.Want(&sums_[i], n * dim);
+      if (!is_for_update) continue;
+      if (n > kPiece) scratch.Want(&sums_[i], n / kPiece * dim);
+      scratch.Want(&told_sums_[i], kWordsOfSums);
     }
     auto* memory = static_cast<char*>(outputs_->Temporary(scratch.num_bytes()));
     if (!memory) return false;
@@ -246,8 +254,9 @@ class GradientOfCall final : public SumsForUpdate {
                                           n,
                                           Word(pieces_[i]),
                                           Word(sums_[i]),
-                                          Word(groups.rows_of_table(i))};
-      summing.Add(n, {});
+                                          Word(told_sums_[i])};
+      // Without an update the groups of one piece are summed as well.
+      summing.Add(told_sums_[i] ? std::max<int64_t>(n / kPiece, 1) : n, {});
       summing.More(words);
       if (n <= kPiece) continue;
       adding.Add(n, {});
@@ -385,6 +394,7 @@ class GradientOfCall final : public SumsForUpdate {
   Scratch scratch_;
   std::unique_ptr<GpuGroups> groups_;
   std::vector<float*> pieces_, sums_;  // on a GPU, of each table
+  std::vector<uint64_t*> told_sums_;   // where it is told of them; null: without an update
 };
 
 }  // namespace
@@ -393,8 +403,8 @@ bool Gradient(const Plan& plan, const std::vector<Array>& inputs, Outputs* outpu
   return Counted(plan.gradient_work, [&] { return GradientOfCall(plan, inputs, outputs).Run(); });
 }
 
-std::unique_ptr<SumsForUpdate> SumsOf(const Plan& plan, const std::vector<Array>& inputs,
-                                      Outputs* outputs) {
+std::unique_ptr<ItemsForUpdate> ItemsForUpdateOf(const Plan& plan, const std::vector<Array>& inputs,
+                                                 Outputs* outputs) {
   auto its = std::make_unique<GradientOfCall>(plan, inputs, outputs);
   if (!its->Prepare()) return nullptr;
   return its;

@@ -24,22 +24,25 @@ struct Moved {
   const uint32_t* rows = nullptr;  // of a GPU some may be kNoRow
   const float* grads = nullptr;    // (num_rows, dim)
   int64_t num_rows = -1;           // -1: they are sought
+  // In place of keys and grads a GroupedSums (kernels/grouped.cuh), by which the kernel sums.
+  const uint64_t* sums = nullptr;
 };
 
-// The sums of a gradient on a GPU, for an update that takes its inputs and gives no outputs. The
-// host does not wait for how many keys there are, so that they have room for as many as items.
-class SumsForUpdate {
+// The items of a gradient on a GPU, for an update that sums them and gives no outputs. The host
+// does not wait for how many keys there are: rows have room for as many as items.
+class ItemsForUpdate {
  public:
-  virtual ~SumsForUpdate() = default;
+  virtual ~ItemsForUpdate() = default;
   // Whether every key has a row, still the one that the lookup has left, and none has looked up in
   // the tables since. The call has their locks.
   virtual bool AreOfLastLookup() const = 0;
-  virtual std::vector<Moved> SumKeys(GpuCall* call) = 0;
+  // Groups the items of each table, and sums the groups of several pieces.
+  virtual std::vector<Moved> GroupKeys(GpuCall* call) = 0;
 };
 
 // Reads the inputs of a gradient, and gets memory; null: Python has to do it. The result refers to
 // all arguments.
-std::unique_ptr<SumsForUpdate> SumsOf(const Plan& plan, const std::vector<Array>& inputs,
-                                      Outputs* outputs);
+std::unique_ptr<ItemsForUpdate> ItemsForUpdateOf(const Plan& plan, const std::vector<Array>& inputs,
+                                                 Outputs* outputs);
 
 }  // namespace sok

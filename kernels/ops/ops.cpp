@@ -21,7 +21,7 @@ namespace {
 using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
-constexpr int64_t kAbi = 9;
+constexpr int64_t kAbi = 10;
 
 using Native = bool (*)(Frame* frame, int64_t call);
 bool LookUp(Frame* frame, int64_t call);

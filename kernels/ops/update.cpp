@@ -9,7 +9,8 @@
 // we gave it may at most be of one before the last, and have rows too.
 //
 // An update on a GPU may also have the inputs of a gradient in place of keys and rows: then nobody
-// waits for how many keys there are, and none is compared, for the lookup has left their rows.
+// waits for how many keys there are, none is compared, for the lookup has left their rows, and the
+// rule's kernel sums the gradients of each.
 // What else a step depends on was so in the step before, which Python took.
 #include "ops/update.h"
 
@@ -121,24 +122,25 @@ class UpdateOfCall {
     const std::shared_ptr<const Plan> lookup = PlanOf(plan_.gradient);
     if (!lookup || told_.doing != kStep || !IsOf(*lookup)) return false;
     const std::vector<Array> inputs(arrays_.begin(), arrays_.end() - 1);
-    const std::unique_ptr<SumsForUpdate> sums = SumsOf(*lookup, inputs, outputs_);
+    const std::unique_ptr<ItemsForUpdate> items = ItemsForUpdateOf(*lookup, inputs, outputs_);
     Held held;
-    if (!sums || !held.Take(plan_, false, kSokReads)) return false;
-    if (!AreUsual() || !sums->AreOfLastLookup()) return false;
+    if (!items || !held.Take(plan_, false, kSokReads)) return false;
+    if (!AreUsual() || !items->AreOfLastLookup()) return false;
     GpuCall call(*plan_.driver->gpu, outputs_->operation());
     call.Begin();
-    const auto sum = [&] {
-      moved_ = sums->SumKeys(&call);
+    const auto group = [&] {
+      moved_ = items->GroupKeys(&call);
       return true;
     };
-    return Counted(lookup->gradient_work, sum) && Step(&call);
+    return Counted(lookup->gradient_work, group) && Step(&call);
   }
 
-  // Whether the tables are those of a lookup, in its order.
+  // Whether the tables are those of a lookup, in its order, with kernels that sum.
   bool IsOf(const Plan& lookup) const {
     return std::equal(plan_.parts.begin(), plan_.parts.end(), lookup.parts.begin(),
                       lookup.parts.end(), [](const UpdatePart& part, const Part& its) {
-                        return part.record == its.record && part.generation == its.generation;
+                        return part.record == its.record && part.generation == its.generation &&
+                               !part.is_stochastic;
                       });
   }
 
@@ -293,9 +295,10 @@ class UpdateOfCall {
     const SokColumnRecord& values = *part.record->store->value;
     std::vector<int64_t> words{values.chunks};
     for (const SokColumnRecord* state : part.states) words.push_back(state ? state->chunks : 0);
-    words.insert(words.end(), {values.shift, values.dim, Word(moved.rows), Word(moved.grads),
-                               Word(plan_.num_nonfinite), part.is_stochastic ? Word(moved.keys) : 0,
-                               part.is_stochastic ? part.seed : 0});
+    const int64_t keys = part.is_stochastic ? Word(moved.keys) : Word(moved.sums);
+    words.insert(words.end(),
+                 {values.shift, values.dim, Word(moved.rows), Word(moved.grads),
+                  Word(plan_.num_nonfinite), keys, part.is_stochastic ? part.seed : 0});
     const std::vector<int64_t>& numbers = (part.decays ? decayed_ : undecayed_).words();
     words.insert(words.end(), numbers.begin(), numbers.end());
     words.push_back(moved.num_rows);

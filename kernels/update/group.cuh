@@ -20,12 +20,12 @@
 //
 //   learn(rule, w, g, z, states...)       changes z and the states; w is the row after its decay
 //   value_of(rule, left, w, states...)    the new value; left is what the penalties leave of s
-//   rule_of_row(rule, lanes, dim, w, g, states...)
+//   rule_of_row(rule, lanes, dim, w, gradient, states...)
 //                                         the rule for a row, where something of all columns is in
 //                                         it; else this one:
-template <class T, class Rule, class... State>
-SOK_DEVICE const Rule& rule_of_row(const Rule& rule, const SokLanes&, i64, const T*, const f32*,
-                                   const State*...) {
+template <class T, class Rule, class Gradient, class... State>
+SOK_DEVICE const Rule& rule_of_row(const Rule& rule, const SokLanes&, i64, const T*,
+                                   const Gradient&, const State*...) {
   return rule;
 }
 
@@ -62,17 +62,18 @@ SOK_DEVICE f32 left_of_group(const SokLanes& lanes, i64 dim, f32 l1, f32 l21, co
   return norm <= least ? 0.0f : (f32)(1.0 - least / norm);  // a NaN stays one
 }
 
-template <class T, class Rule, class Rounding, class... State>
+template <class T, class Rule, class Rounding, class Gradient, class... State>
 SOK_DEVICE u32 update_group_row(const Rule& rule_of_all, const Rounding rounding,
                                 const SokLanes& lanes, i64 dim, T* __restrict__ w,
-                                const f32* __restrict__ g, f32* __restrict__ z,
+                                const Gradient gradient, f32* __restrict__ z,
                                 State* __restrict__... states) {
-  const Rule rule = rule_of_row(rule_of_all, lanes, dim, w, g, states...);
+  const Rule rule = rule_of_row(rule_of_all, lanes, dim, w, gradient, states...);
   u32 largest = 0;
   SOK_FOR_EACH_WORD(c, lanes, dim) {
-    const u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
+    const f32 g = gradient[c];
+    const u32 bits = sok_f32_bits(g) & 0x7FFFFFFFu;
     largest = bits > largest ? bits : largest;
-    learn(rule, to_f32(w[c]), g[c], z[c], states[c]...);
+    learn(rule, to_f32(w[c]), g, z[c], states[c]...);
   }
   const f32 kept = left_of_group(lanes, dim, rule.l1, rule.l21, z);
   SOK_FOR_EACH_WORD(c, lanes, dim) {
@@ -90,6 +91,7 @@ SOK_DEVICE void update_group_rows(const Rule rule, const Batch batch, const u64*
   const SokShare share = batch.share;
   const i64 shift = batch.shift, dim = batch.dim, n = batch.n;
   constexpr i64 kAhead = SOK_AHEAD / 2;
+  const auto& gradients = gradients_of(T(), batch);
   i64 nonfinite = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {
     if (SOK_AHEAD > 0 && r + kAhead < n) {
@@ -100,10 +102,10 @@ SOK_DEVICE void update_group_rows(const Rule rule, const Batch batch, const u64*
     }
     const u32 row = batch.rows[r];
     if (row == SOK_NO_ROW) continue;
-    const u32 largest = update_group_row(rule, rounding_of_row(T(), batch, r), r_lanes, dim,
-                                         sok_row<Element>(batch.values, shift, dim, row),
-                                         batch.grads + r * dim, sok_row<f32>(zs, shift, dim, row),
-                                         sok_row<f32>(states, shift, dim, row)...);
+    const u32 largest = update_group_row(
+        rule, rounding_of_row(T(), batch, r), r_lanes, dim,
+        sok_row<Element>(batch.values, shift, dim, row), gradient_of(gradients, r),
+        sok_row<f32>(zs, shift, dim, row), sok_row<f32>(states, shift, dim, row)...);
     nonfinite += sok_is_of_row(r_lanes, largest >= 0x7F800000u);
   }
   sok_count(batch.num_nonfinite, nonfinite);

@@ -13,14 +13,15 @@ SOK_DEVICE f32 next_m(const GroupLambRule& rule, f32 g, f32 m) {
 SOK_DEVICE f32 next_v(const GroupLambRule& rule, f32 g, f32 v) {
   return v + (g * g - v) * rule.one_minus_beta_2;
 }
-template <class T>
+template <class T, class Gradient>
 SOK_DEVICE GroupLambRule rule_of_row(const GroupLambRule& rule, const SokLanes& lanes, i64 dim,
-                                     const T* w, const f32* g, const f32* m, const f32* v) {
+                                     const T* w, const Gradient& gradient, const f32* m,
+                                     const f32* v) {
   const f64 size =
       norm_of_row(lanes, dim, [&](i64 c) { return (f64)decayed(to_f32(w[c]), rule.decay); });
   const f64 step = norm_of_row(lanes, dim, [&](i64 c) {
-    const f32 divisor = sok_sqrt(next_v(rule, g[c], v[c])) + rule.epsilon;
-    return (f64)(next_m(rule, g[c], m[c]) * rule.correction / divisor);
+    const f32 g = gradient[c], divisor = sok_sqrt(next_v(rule, g, v[c])) + rule.epsilon;
+    return (f64)(next_m(rule, g, m[c]) * rule.correction / divisor);
   });
   GroupLambRule own = rule;
   own.ratio = size == 0.0 || step == 0.0 ? 1.0f : (f32)(size / (step + 1e-8));

@@ -14,6 +14,7 @@ SOK_DEVICE void update_rows_by_mean(const RowwiseAdagradRule rule, const Batch b
   typedef typename Format<T>::Element Element;
   const SokShare share = batch.share;
   const i64 shift = batch.shift, dim = batch.dim, n = batch.n;
+  const auto& gradients = gradients_of(T(), batch);
   i64 nonfinite = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n) {
@@ -23,11 +24,11 @@ SOK_DEVICE void update_rows_by_mean(const RowwiseAdagradRule rule, const Batch b
     }
     const u32 row = batch.rows[r];
     if (row == SOK_NO_ROW) continue;
-    const f32* g = batch.grads + r * dim;
+    const auto gradient = gradient_of(gradients, r);
     // One lane reads and writes it; the others are told the sum.
     f32* accumulator = sok_row<f32>(accumulators, shift, 1, row);
     const f64 old = sok_sum_of_row(r_lanes, SOK_IS_FIRST_WORD(r) ? (f64)*accumulator : 0.0);
-    const f64 squares = sum_of_squares(r_lanes, dim, [&](i64 c) { return (f64)g[c]; });
+    const f64 squares = sum_of_squares(r_lanes, dim, [&](i64 c) { return (f64)gradient[c]; });
     const f32 sum = (f32)old + (f32)(squares / (f64)dim);
     if (SOK_IS_FIRST_WORD(r)) *accumulator = sum;
 
@@ -36,9 +37,10 @@ SOK_DEVICE void update_rows_by_mean(const RowwiseAdagradRule rule, const Batch b
     Element* w = sok_row<Element>(batch.values, shift, dim, row);
     u32 largest = 0;
     SOK_FOR_EACH_WORD(c, r_lanes, dim) {
-      const u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
+      const f32 g = gradient[c];
+      const u32 bits = sok_f32_bits(g) & 0x7FFFFFFFu;
       largest = bits > largest ? bits : largest;
-      store_rounded(rounding, (u32)c, decayed(to_f32(w[c]), rule.decay) - rule.lr * g[c] / root,
+      store_rounded(rounding, (u32)c, decayed(to_f32(w[c]), rule.decay) - rule.lr * g / root,
                     w + c);
     }
     nonfinite += sok_is_of_row(r_lanes, largest >= 0x7F800000u);

@@ -5,7 +5,8 @@ A case is one step of --rows distinct rows, all rows of their store: in their or
 one as the rows of a batch lie in a table. Times are the fastest of --rounds.
 
 `bytes_per_row` is what a step has to move: value and states read and written, gradient and row
-number read.
+number read. With --items a row has so many gradients, in any order, and they are summed as well:
+first, and then rows are updated by the sums; and, on a GPU, by the kernel that updates them.
 
 Example:
   python -m scripts.bench optimizers --backends cpu --rules Adam --dims 64
@@ -13,18 +14,20 @@ Example:
 
 import argparse
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from scripts.bench.common.measuring import backends, fastest, num_threads, result, timed
-from scripts.bench.common.row_steps import apply_rule
+from scripts.bench.common.row_steps import apply_rule, apply_rule_to_items
 from sok_lite.backend import Backend
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.optimizers import Adam, RMSprop, UpdateRule
 from sok_lite.engine.rows.store import RowStore
+from sok_lite.engine.segments import Terms, group, segment_sums
 
 
 def all_rules() -> Iterator[UpdateRule]:
@@ -59,23 +62,50 @@ def measure(
         mixed = rng.permutation(args.rows) if order == "random" else np.arange(args.rows)
         rows = backend.from_host(backend.to_host(in_order)[mixed])
         step = functools.partial(apply_rule, table, rule, rows, grads, 1e-3, 1)
-        timing = timed(backend, step, args.rounds, choose=fastest)
-        seconds = timing.host if timing.device is None else timing.device
-        result(
-            case="update",
-            backend=backend.name,
-            threads=num_threads(backend),
-            rule=name_of(rule),
-            states=len(rule.states),
-            dtype=dtype,
-            dim=dim,
-            rows=args.rows,
-            order=order,
-            ms=1e3 * seconds,
-            ns_per_row=1e9 * seconds / args.rows,
-            bytes_per_row=num_bytes,
-            bytes_per_second=num_bytes * args.rows / seconds,
-        )
+        steps: dict[tuple[str, int], tuple[Callable[[], object], int]] = {}
+        steps["update", 0] = step, num_bytes
+        for items in args.items:
+            of_items = num_bytes + 4 * dim * (items - 1)
+            sums, summing = steps_of_items(table, rule, rows, items, rng)
+            steps["sums, update", items] = sums, of_items + 8 * dim
+            if backend.name != "cpu":
+                steps["update that sums", items] = summing, of_items
+        for (case, items), (take, case_bytes) in steps.items():
+            timing = timed(backend, take, args.rounds, choose=fastest)
+            seconds = timing.host if timing.device is None else timing.device
+            result(
+                case=case,
+                backend=backend.name,
+                threads=num_threads(backend),
+                rule=name_of(rule),
+                states=len(rule.states),
+                dtype=dtype,
+                dim=dim,
+                rows=args.rows,
+                items=items,
+                order=order,
+                ms=1e3 * seconds,
+                ns_per_row=1e9 * seconds / args.rows,
+                bytes_per_row=case_bytes,
+                bytes_per_second=case_bytes * args.rows / seconds,
+            )
+
+
+def steps_of_items(
+    table: Any, rule: UpdateRule, rows: Any, items: int, rng: np.random.Generator
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Returns steps of rows with so many gradients each, which are summed before or by the step."""
+    backend, num_rows = table.backend, len(rows)
+    labels = rng.permutation(np.repeat(np.arange(num_rows, dtype=np.int32), items))
+    groups = group(backend, backend.from_host(labels), (0, len(labels)), (0, num_rows))
+    terms = Terms([backend.xp.full((len(labels), table.store.dim), 0.5, np.float32)])
+
+    def sums_and_update() -> object:
+        return apply_rule(table, rule, rows, segment_sums(backend, groups, terms)[0], 1e-3, 1)
+
+    return sums_and_update, functools.partial(
+        apply_rule_to_items, table, rule, rows, groups, terms, 1e-3, 1
+    )
 
 
 def name_of(rule: UpdateRule) -> str:
@@ -91,6 +121,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=1 << 18)
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--items", type=int, nargs="*", default=[])
     orders = ["sequential", "random"]
     parser.add_argument("--orders", nargs="+", default=orders, choices=orders)
     parser.add_argument("--rounds", type=int, default=9)

@@ -98,7 +98,7 @@ def _part_of(update: UpdateByRule, number: int, states: States) -> UpdatePart:
     table, rule = update.tables[number], update.decayed
     row_dtype, record, of_rule = table.row_dtype, table.record, rule.states
     is_stochastic = update.is_stochastic and row_dtype.is_half
-    form = "_stochastic" if is_stochastic else ""
+    form = "_stochastic" if is_stochastic else "_summing" if update.gradient else ""
     kernel, num_arguments = table.backend.kernel(f"{rule.kernel}{form}_{row_dtype.suffix}")
     columns = [states[name].record if name in of_rule else None for name in rule.columns]
     return UpdatePart(

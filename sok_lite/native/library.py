@@ -14,7 +14,7 @@ from sok_lite.backend.build import compile_sources, shipped_file, target_of
 from sok_lite.backend.sources import kernel_folder
 
 # Version of the interface of library and Python, also in kernels/ops/ops.cpp.
-ABI = 9
+ABI = 10
 # An empty library of this name is linked; at load time TensorFlow's is already there.
 NEEDED = "libtensorflow_framework.so.2"
 # -ffp-contract=off: a rule's numbers must be bit-identical to those of Python's CPU kernels.

@@ -35,8 +35,8 @@ SMALL = {
     "many_tables": ("--quick --threads 1", "case: lookup-32; train-32; train-32x4; new-32"),
     "optimizers": (
         "--backends cpu --rows 300 --dims 3 --dtypes bfloat16 --rounds 1 --rules Adam SGD "
-        "--orders random",
-        "rule: SGD; Adam; Adam amsgrad",
+        "--orders random --items 2",
+        "rule: SGD; SGD; Adam; Adam; Adam amsgrad; Adam amsgrad",
     ),
     "readonly": (
         "--keys 500 --dim 3 --batches 5 --threads 2 --rounds 1 --seconds 0.01",

@@ -350,6 +350,12 @@ class Weighted(StepOfRoute):
         return sok.lookup_sparse(self.tables, [tf.cast(ids, tf.int64)] * 2, sp_weights=weights)
 
 
+class Means(StepOfRoute):
+    def rows(self, ids):
+        ids = [tf.cast(ids, tf.int64)] * 2
+        return sok.lookup_sparse(self.tables, ids, combiners=["mean", "sqrtn"])
+
+
 class OneTwice(StepOfRoute):
     @property
     def tables(self):
@@ -411,6 +417,7 @@ def changing(change):
 # What a program does with gradients: whether the update takes their inputs, and native code then.
 WHOLE = {
     "whole": (StepOfRoute, True, True),
+    "whole, of means": (Means, True, True),
     "in another order": (changing(lambda _, pairs: pairs[::-1]), True, True),
     "read by others later": (ReadAfter, True, True),
     "a lookup between": (changing(updates.after_a_lookup), True, False),

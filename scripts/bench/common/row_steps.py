@@ -12,6 +12,8 @@ from sok_lite.engine.optimizers.rule import (
     rule_step,
 )
 
+WORDS_OF_SUMS = 12  # a GroupedSums of kernels/grouped.cuh
+
 
 def ensure_state(store, name, initial, dim=None):
     """Returns a free float32 state column of this name; it is made if there is none.
@@ -42,15 +44,47 @@ def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
       The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
       backend: `int()` of it waits for the GPU.
     """
-    backend, store = table.backend, table.store
+    count = table.backend.xp.zeros(1, np.int64)
+    _prepared(table, rule, rows, grads, learning_rate, step, rounding, count)()
+    return count[0]
+
+
+def _prepared(table, rule, rows, grads, learning_rate, step, rounding, count):
     taken = rule_step(rule, learning_rate, step)
     states = {
-        name: ensure_state(store, name, initial, dim)
-        for name, (dim, initial) in taken.rule.kinds(store.dim).items()
+        name: ensure_state(table.store, name, initial, dim)
+        for name, (dim, initial) in taken.rule.kinds(table.store.dim).items()
     }
-    step_of_rows = RowStep(store, states, taken, rows, grads, rounding)
+    return RowStep(table.store, states, taken, rows, grads, rounding).launch(count)
+
+
+def apply_rule_to_items(table, rule, rows, groups, terms, learning_rate, step, number=0):
+    """The same by the items of groups, which a GPU's kernel sums itself: row r has group r.
+
+    Args:
+      groups, terms: of `segment_sums`.
+      number: of the table in both.
+    """
+    backend, store = table.backend, table.store
+    (begin, end), (first, last) = groups.begin[number:][:2], groups.starts[number:][:2]
+    size, source = int(end - begin), terms.sources[number]
+    index, weights = (its and its[number] for its in (terms.rows, terms.weights))
+    told = backend.xp.empty(WORDS_OF_SUMS, np.uint64)
+    pieces, sums = (backend.xp.empty((size // 32, store.dim), np.float32) for _ in range(2))
+    words = (*(source, store.dim, index, weights), *groups[:3], int(first), int(last - first))
+    words += (int(begin), size, pieces, sums, told)
+    backend.launch("segment_sums", max(size // 32, 1), *words)
+    backend.launch("segment_add_pieces", size, *words)
     count = backend.xp.zeros(1, np.int64)
-    step_of_rows.launch(count)()
+    no_grads = object()
+    given = _prepared(table, rule, rows, no_grads, learning_rate, step, None, count)
+    arguments = list(given.args.arguments)
+    at = next(i for i, each in enumerate(arguments) if each is no_grads)
+    # In place of gradients and keys.
+    arguments[at], arguments[at + 2] = None, told.view(np.int64)
+    suffix = store.row_dtype.suffix
+    name = f"{given.kernel.removesuffix(suffix)}summing_{suffix}"
+    backend.launch(name, given.args.num_items, *arguments)
     return count[0]
 
 
