@@ -2,7 +2,8 @@
 
 A block that starts with ```python runs with TensorFlow; all such blocks of a file run in order, in
 one process. One that starts with ```python ranks=2 is a program of its own and runs under
-horovodrun on that many ranks. A block ```text output holds what the Python block above it prints.
+horovodrun on that many ranks, where those before it have run. A block ```text output holds what the
+Python block above it prints.
 """
 
 import json
@@ -15,7 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doc_blocks import FENCE, ROOT, blocks_of, printed_by, run
+from tests.support.doc_blocks import (
+    FENCE,
+    ROOT,
+    blocks_of,
+    parts_of,
+    printed_by,
+    program_of,
+    run,
+)
 
 PAGES = [
     ROOT / "README.md",
@@ -58,20 +67,41 @@ def test_the_blocks_of_a_page_run_and_print_what_it_says(page, tmp_path):
             assert printed == block.output, f"{name_of(page)}, line {block.line}"
 
 
-@pytest.mark.full_only("starts ranks for each block; tests/ranks is the smoke")
-@pytest.mark.parametrize(
-    ("page", "block"), RANK_BLOCKS, ids=lambda x: name_of(x) if isinstance(x, Path) else x.line
-)
-def test_a_block_for_several_ranks_runs_on_them(page, block, tmp_path):
+@pytest.fixture(scope="module")
+def printed_on_ranks(tmp_path_factory):
+    """{(page, line of a block): the lines that its ranks print, sorted}.
+
+    One job for each number of ranks runs the blocks in turn, each with names of its own: a process
+    takes longer to begin than most blocks to run.
+    """
     pytest.importorskip("tensorflow")
     horovodrun = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     if horovodrun is None:
         pytest.skip("no horovodrun beside this Python: scripts/setup.sh installs Horovod")
-    printed = run([horovodrun, "--gloo", "-np", str(block.ranks)], block.code, tmp_path)
-    # Ranks print in any order, with their number before every line.
-    lines = sorted(re.sub(r"^\[\d+\]<stdout>: ?", "", line) for line in printed.splitlines())
+    found = {}
+    for ranks in sorted({block.ranks for _, block in RANK_BLOCKS}):
+        blocks = [(page, block) for page, block in RANK_BLOCKS if block.ranks == ranks]
+        names = "{'__name__': '__main__'}"
+        program = program_of([(name_of(page), block) for page, block in blocks], names)
+        command = [horovodrun, "--gloo", "-np", str(ranks)]
+        printed = run(command, program, tmp_path_factory.mktemp("ranks"))
+        lines = re.findall(r"(?m)^\[(\d+)\]<stdout>: ?(.*\n)", printed)
+        # Ranks print in any order, with their number before every line.
+        parts = [parts_of("".join(line for r, line in lines if int(r) == n)) for n in range(ranks)]
+        for (page, block), each in zip(blocks, zip(*parts, strict=True), strict=True):
+            found[page, block.line] = sorted(line for part in each for line in part.splitlines())
+    return found
+
+
+@pytest.mark.full_only("starts ranks; tests/ranks is the smoke")
+@pytest.mark.parametrize(
+    ("page", "block"), RANK_BLOCKS, ids=lambda x: name_of(x) if isinstance(x, Path) else x.line
+)
+def test_a_block_for_several_ranks_runs_on_them(page, block, printed_on_ranks):
+    assert "sok.init(" in block.code, "a block before it in the process hides this"
+    printed = printed_on_ranks[page, block.line]
     if block.output is not None:
-        assert lines == sorted(block.output.splitlines())
+        assert printed == sorted(block.output.splitlines())
 
 
 def test_the_chart_of_the_readme_has_numbers_that_were_measured():

@@ -25,10 +25,17 @@ def test_the_kernels_of_the_cpu(monkeypatch):
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path):
-    """The sources that NVRTC compiles, into an empty folder."""
+def empty(monkeypatch, tmp_path):
+    """A cache with nothing in it. TensorFlow's operations, which take 20 s, are there already."""
     need_nvrtc()
+    found = library.find_library()
+    monkeypatch.setattr(library, "find_library", lambda: found)
     monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
+
+
+@pytest.fixture
+def compiled(empty, monkeypatch):
+    """The sources that NVRTC compiles."""
     sources, real = [], Nvrtc.compile
 
     def noting(self, source, flags):
@@ -66,10 +73,8 @@ def test_a_gpu_finds_what_was_compiled_ahead(compiled, monkeypatch, tmp_path):
     assert kernel_names(ptx) == kernel_names(GpuBinaries(cupy.cuda.nvrtc).get(few[0], "90", False))
 
 
-def test_every_kernel_is_compiled(monkeypatch, tmp_path):
+def test_every_kernel_is_compiled(empty, monkeypatch):
     """In both forms. That NVRTC compiles each is for the tests of the kernels."""
-    need_nvrtc()
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
     asked = []
     monkeypatch.setattr(GpuBinaries, "get", lambda self, *form: asked.append(form))
     fine("compile", "--gpu", "90")

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
 from sok_lite.dynamic_embedding.keras import models
-from tests.support.own_process import run_program
+from tests.support.own_process import run_with_tensorflow
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 30, (40, 3))
@@ -59,8 +59,9 @@ def optimizer_of(keras, model):
     return optimizer
 
 
-def compiled(keras, model):
-    model.compile(optimizer_of(keras, model), "mse")
+def compiled(keras, model, run_eagerly=True):
+    """To trace a step takes longer than all steps of a test that are called at once."""
+    model.compile(optimizer_of(keras, model), "mse", run_eagerly=run_eagerly)
     return model
 
 
@@ -248,13 +249,12 @@ def test_functions_of_the_program_are_loaded_by_their_names(keras, tmp_path):
 
 
 IN_ANOTHER_PROCESS = """
-import sys
 import numpy as np
 import {package} as keras
 from sok_lite import dynamic_embedding as de
 
 de.keras.layers_for(keras)
-model, x, y, outputs = sys.argv[1:]
+model, x, y, outputs = {files}
 try:
     keras.models.load_model(model)  # the first thing that the process loads
 except NotImplementedError as error:
@@ -279,13 +279,14 @@ def test_another_process_shares_tables_or_says_that_it_cannot(keras, tmp_path):
     tf.compat.v1.reset_default_graph()
     ids, towers = keras.Input([3], dtype="int64"), [tower("one"), tower("other")]
     rows = keras.layers.Concatenate()([each(ids) for each in towers])
-    model = compiled(keras, keras.Model(ids, keras.layers.Dense(1)(rows)))
+    model = compiled(keras, keras.Model(ids, keras.layers.Dense(1)(rows)), run_eagerly=False)
     fit(model)
     files = [str(tmp_path / name) for name in ("m.keras", "x.npy", "y.npy", "out.npy")]
     model.save(files[0])
     np.save(files[1], X)
     np.save(files[2], Y)
-    run_program(IN_ANOTHER_PROCESS.format(package=keras.__name__), *files)
+    program = IN_ANOTHER_PROCESS.format(package=keras.__name__, files=files)
+    run_with_tensorflow(program, tmp_path)
     np.testing.assert_allclose(np.load(files[3]), model.predict(X, verbose=0), rtol=1e-5)
 
 

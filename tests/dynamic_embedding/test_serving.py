@@ -135,7 +135,9 @@ def trained(keras, **arguments):
         parts.append(keras.layers.Reshape([10])(fields(inputs)))
     outputs = keras.layers.Dense(1, name="score")(keras.layers.Concatenate()(parts))
     model = keras.Model(inputs, outputs)
-    model.compile(de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    # To trace a step takes longer than the five steps at once.
+    model.compile(optimizer, "mse", run_eagerly=True)
     model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     return model
 

@@ -3,6 +3,7 @@
 Both runs train for 20 steps, the last one with a smaller batch, and leave their tables in files.
 """
 
+import ast
 import json
 import os
 import re
@@ -17,6 +18,8 @@ import pytest
 from ctr.criteo import COLUMNS
 from ctr.metrics import auc
 from ctr.planted import PlantedModel
+
+from tests.support.own_process import run_with_tensorflow
 
 pytest.importorskip("tensorflow")
 
@@ -54,15 +57,13 @@ class Run(NamedTuple):
             return [arrays[name] for name in arrays.files]
 
 
-def execute(ranks, *options):
-    """Runs the script and returns the finished process; stdout without the launcher's prefixes."""
-    command = [sys.executable, str(SCRIPT), *options]
-    if ranks > 1:
-        horovodrun = shutil.which("horovodrun", path=f"{Path(sys.executable).parent}:{os.defpath}")
-        if horovodrun is None:
-            pytest.skip("no horovodrun beside this Python: scripts/setup.sh installs Horovod")
-        # Gloo: needs no mpirun
-        command = [horovodrun, "--gloo", "-np", str(ranks), *command]
+def execute(*options):
+    """Runs the script on two ranks; returns the finished process, stdout without prefixes."""
+    horovodrun = shutil.which("horovodrun", path=f"{Path(sys.executable).parent}:{os.defpath}")
+    if horovodrun is None:
+        pytest.skip("no horovodrun beside this Python: scripts/setup.sh installs Horovod")
+    # Gloo: needs no mpirun
+    command = [horovodrun, "--gloo", "-np", "2", sys.executable, str(SCRIPT), *options]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
     # a line of rank 0 begins with `[0]<stdout>:`
@@ -71,22 +72,45 @@ def execute(ranks, *options):
     return done
 
 
-def run(ranks, workdir, *options):
-    done = execute(ranks, "--workdir", str(workdir), *options)
+def left_in(workdir, printed, errors=""):
+    lines = printed.splitlines()
+    assert lines[-1].startswith("RESULT "), printed
+    return Run(json.loads(lines[-1].removeprefix("RESULT ")), lines, errors, workdir)
+
+
+def run(workdir, *options):
+    done = execute("--workdir", str(workdir), *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[-1].startswith("RESULT "), done.stdout
-    return Run(json.loads(lines[-1].removeprefix("RESULT ")), lines, done.stderr, workdir)
+    return left_in(workdir, done.stdout, done.stderr)
+
+
+def run_alone(folder, *options):
+    """Runs the script as a program for each list of options, all in one process of its own.
+
+    Returns what it printed, and the reprs of what they exited with.
+    """
+    program = f"""
+        import runpy, sys
+        sys.path.insert(0, {str(SCRIPT.parent)!r})
+        for words in {options}:
+            sys.argv = [{str(SCRIPT)!r}, *words]
+            try:
+                runpy.run_path(sys.argv[0], run_name="__main__")
+            except SystemExit as end:
+                print(repr(end.code))
+        """
+    return run_with_tensorflow(program, folder, PYTHONPATH=str(ROOT))
 
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
-    return run(1, tmp_path_factory.mktemp("one"), *OPTIONS)
+    workdir, folder = (tmp_path_factory.mktemp(name) for name in ("one", "program"))
+    return left_in(workdir, run_alone(folder, ["--workdir", str(workdir), *OPTIONS]))
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    return run(2, tmp_path_factory.mktemp("two"), *OPTIONS)
+    return run(tmp_path_factory.mktemp("two"), *OPTIONS)
 
 
 @pytest.mark.full_only("starts ranks once more")
@@ -167,7 +191,7 @@ def test_a_csv_with_header_is_trained_on_by_ranks_that_get_no_rows(tmp_path):
     # 24 rows to train on: in the last batch of 4, and in the evaluation, all rows are rank 0's
     path = criteo_csv(tmp_path / "a.csv")
     options = ["--data", str(path), "--batch", "10", "--epochs", "2", "--optimizer", "adagrad"]
-    done = run(2, tmp_path / "new", *options, "--ranks", "2")
+    done = run(tmp_path / "new", *options, "--ranks", "2")
     assert done.result["rows"] == 30
     assert done.result["steps"] == 6
     assert done.result["best_auc"] is None
@@ -178,25 +202,21 @@ def test_a_csv_with_header_is_trained_on_by_ranks_that_get_no_rows(tmp_path):
 def test_a_bad_data_file_ends_all_ranks_with_its_line(tmp_path):
     path = criteo_csv(tmp_path / "bad.csv")
     path.write_text(path.read_text() + "1,2,3\n")
-    done = execute(2, "--data", str(path))
+    done = execute("--data", str(path))
     assert done.returncode != 0
     assert "bad.csv, line 32: expected 40 columns" in done.stderr
     assert 'train_ctr.py", line' not in done.stderr, "a message, not a traceback"
     assert "RESULT" not in done.stdout
 
 
-@pytest.mark.full_only("starts a process for each option")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--ranks", "2"], "horovodrun -np 2"),
-        (["--data", "/nowhere/a.tsv"], "/nowhere/a.tsv"),
-    ],
-)
-def test_wrong_options_end_with_a_clear_message(options, message):
-    done = execute(1, *options)
-    assert done.returncode != 0
-    assert message in done.stderr and "Traceback" not in done.stderr
+@pytest.mark.full_only("starts a process")
+def test_wrong_options_end_with_a_clear_message(tmp_path):
+    said = run_alone(tmp_path, ["--ranks", "2"], ["--data", "/nowhere/a.tsv"])
+    # Texts, which Python prints to stderr, and no status: it is 1.
+    ends = said.splitlines()[-2:]
+    for end, message in zip(ends, ("horovodrun -np 2", "No data to train on. "), strict=True):
+        assert message in ast.literal_eval(end)
+    assert "/nowhere/a.tsv" in ends[1]
 
 
 def test_a_result_has_null_for_what_is_no_number_and_a_split_rows_on_both_sides(capsys):

@@ -1,22 +1,24 @@
 """`Checkpoint`: what `fit` comes to after a restore is what it comes to without a stop."""
 
 import errno
+import functools
+import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import uuid
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+import sok_lite.keras
 from sok_lite.bridge import saves as of_saves
 from sok_lite.bridge import sigterm
 from sok_lite.cli.main import main
@@ -28,12 +30,14 @@ from sok_lite.keras.dense_states import DenseStates
 from tests.keras.models import batches
 from tests.support.stopping import Stop, stopping
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3  # of an epoch of `batches()`
 
 
-def made(keras, sk, seed=1, optimizer="adam", **compiled):
-    """A small model with dropout and moving averages; the seed is of dense weights alone."""
+def made(keras, sk, seed=1, optimizer="adam", run_eagerly=True, **compiled):
+    """A small model with dropout and moving averages; the seed is of dense weights alone.
+
+    To trace a step takes longer than all steps of a test that are called at once.
+    """
     keras.utils.set_random_seed(seed)
     item, user = sk.Table("items", 3, "ones"), sk.Table("users", 2)
     ids = {name: keras.Input([], dtype="int64", name=name) for name in ("item", "user")}
@@ -42,16 +46,21 @@ def made(keras, sk, seed=1, optimizer="adam", **compiled):
     if keras.__name__ == "keras":  # of tf_keras nothing saves what it draws by
         x = keras.layers.Dropout(0.3, seed=seed)(x)
     model = keras.Model(ids, keras.layers.Dense(1)(x))
-    model.compile(optimizer, "mse", **compiled)
+    model.compile(optimizer, "mse", run_eagerly=run_eagerly, **compiled)
     return model
+
+
+traced = functools.partial(made, run_eagerly=False)
 
 
 def data():
     return batches().map(lambda x, y: ({name: x[name] for name in ("item", "user")}, y))
 
 
-def fit(model, *callbacks, epochs=3):
-    return model.fit(data(), epochs=epochs, callbacks=list(callbacks), verbose=0, shuffle=False)
+def fit(model, *callbacks, epochs=3, is_validated=False):
+    options = {"epochs": epochs, "verbose": 0, "shuffle": False}
+    options["validation_data"] = data() if is_validated else None
+    return model.fit(data(), callbacks=list(callbacks), **options)
 
 
 def break_off(keras, sk, path, after, model=None, epochs=3, **options):
@@ -61,18 +70,25 @@ def break_off(keras, sk, path, after, model=None, epochs=3, **options):
         fit(model, stopping(keras, after), sk.Checkpoint(path, **options), epochs=epochs)
 
 
+@functools.cache
+def never_stopped(keras, make=made, others=list, **options):
+    """All that a model of seed 1 holds that was trained at once."""
+    whole = make(keras, sok_lite.keras.classes_for(keras), 1)
+    fit(whole, *others(), **options)
+    return everything(whole)
+
+
 def check_goes_on(keras, sk, path, options=None, after=STEPS + 2, make=made, others=list):
     """Trains a model with a stop as one without; returns what the last `fit` gave.
 
     Args:
       make: a model of a seed. others: makes callbacks beside the checkpoint.
     """
-    whole, broken, again = (make(keras, sk, seed) for seed in (1, 1, 2))
-    fit(whole, *others())
+    broken, again = (make(keras, sk, seed) for seed in (1, 2))
     with pytest.raises(Stop):
         fit(broken, *others(), stopping(keras, after), sk.Checkpoint(path, **options or {}))
     history = fit(again, *others(), sk.Checkpoint(path, **options or {}))
-    check_same(everything(again), everything(whole))
+    check_same(everything(again), never_stopped(keras, make, others))
     return history
 
 
@@ -131,7 +147,7 @@ def test_what_goes_on_is_what_never_stopped(
     write = BackgroundDump._write
     # It goes on when the next `fit` begins.
     monkeypatch.setattr(BackgroundDump, "_write", lambda *args: (time.sleep(0.3), write(*args)))
-    history = check_goes_on(keras, sk, tmp_path, options, after)
+    history = check_goes_on(keras, sk, tmp_path, options, after, traced)
     assert history.epoch == list(range(at[0], 3))
     epochs = {1: "1 epoch complete", 2: "2 epochs complete"}[at[0]]
     batches = ", 1 batch of the next" if at[1] else ""
@@ -211,13 +227,12 @@ def within(keras, act):
 
 @pytest.mark.full_only("fits three models once more")
 def test_an_epoch_that_a_callback_stops_goes_on_within(keras, sk, tmp_path):
-    whole, stopped, again = made(keras, sk), made(keras, sk), made(keras, sk, seed=2)
-    fit(whole)
+    stopped, again = made(keras, sk), made(keras, sk, seed=2)
     stop = within(keras, lambda model: setattr(model, "stop_training", True))
     fit(stopped, stop, sk.Checkpoint(tmp_path))
     assert stopped.optimizer.iterations == 2
     fit(again, within(keras, lambda model: None), sk.Checkpoint(tmp_path))
-    check_same(everything(again), everything(whole))
+    check_same(everything(again), never_stopped(keras))
 
 
 @pytest.mark.full_only("fits three models once more")
@@ -230,7 +245,7 @@ def test_keys_expire_as_without_a_stop(keras, sk, tmp_path):
 
 @pytest.mark.full_only("saves nine times")
 def test_several_batches_in_one_call_that_do_not_divide_an_epoch(keras, sk, tmp_path):
-    model = made(keras, sk, steps_per_execution=2)
+    model = traced(keras, sk, steps_per_execution=2)
     fit(model, sk.Checkpoint(tmp_path, every=1, keep=99))
     assert model.optimizer.iterations == 3 * STEPS
     found = [manifest.read(path).extra["sok_lite.keras"] for path in saves(tmp_path)]
@@ -238,7 +253,7 @@ def test_several_batches_in_one_call_that_do_not_divide_an_epoch(keras, sk, tmp_
     assert at == [(0, 2, 2), (1, 0, 3), (1, 2, 5), (2, 0, 6), (2, 2, 8), (3, 0, 9)]
     for path in saves(tmp_path)[3:]:
         shutil.rmtree(path)
-    three = made(keras, sk, steps_per_execution=3)
+    three = traced(keras, sk, steps_per_execution=3)
     with pytest.raises(ValueError, match="after 2 batches of an epoch, and this model takes 3"):
         fit(three, sk.Checkpoint(tmp_path, every=1, keep=99))
 
@@ -246,7 +261,7 @@ def test_several_batches_in_one_call_that_do_not_divide_an_epoch(keras, sk, tmp_
 def test_metrics_that_no_batch_has_built_are_no_hindrance(keras, sk, tmp_path):
     def compiled():
         square = keras.metrics.MeanSquaredError("square")
-        return made(keras, sk, metrics=["mae", square])
+        return traced(keras, sk, metrics=["mae", square])
 
     break_off(keras, sk, tmp_path, 2, compiled(), epochs=1, every=1)
     again = compiled()
@@ -409,44 +424,35 @@ def test_a_dense_file_with_another_byte_is_named(tmp_path, keras, sk):
     assert told
 
 
-# Makes itself be killed at the n-th change of a file below a folder: between those it can be
-# killed as well, but what is on the disk is then the same or of a file that nobody reads yet.
-KILLED = """
-import os, signal, sys
-import importlib
-import tensorflow as tf
-path, name, number, options = sys.argv[1:]
-import sok_lite.keras
-from tests.keras.test_checkpoint import fit, made
-keras = importlib.import_module(name)
-sk = sok_lite.keras.classes_for(keras)
-seen = 0
-def audit(event, args):
-    global seen
-    if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"):
-        if isinstance(args[0], str) and args[0].startswith(path):
-            seen += 1
-            if seen == int(number):
-                os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(audit)
-fit(made(keras, sk), sk.Checkpoint(path, **eval(options)))
-print("CHANGES", seen)
-"""
-
-
 def killed(keras, path, number, options):
-    """Has a process train; returns how often it was about to change files if it came to the end."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), keras.__name__, str(number), repr(options)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=ROOT,
-    )
-    if done.returncode == 0:
-        return int(done.stdout.split()[-1])
-    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
-    return None
+    """Trains in a process that is killed at the n-th change of a file below a folder.
+
+    Between those it can be killed as well, but what is on the disk is then the same or of a file
+    that nobody reads yet.
+    """
+    start = multiprocessing.get_context("forkserver")
+    start.set_forkserver_preload(["tensorflow"])  # which takes seconds to import
+    arguments = keras.__name__, str(path), number, options
+    process = start.Process(target=train_until_killed, args=arguments)
+    process.start()
+    process.join(240)
+    return process.exitcode == -signal.SIGKILL
+
+
+def train_until_killed(name, path, number, options):
+    keras, seen = importlib.import_module(name), 0
+
+    def audit(event, args):
+        nonlocal seen
+        is_change = event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
+        if is_change and isinstance(args[0], str) and args[0].startswith(path):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sk = sok_lite.keras.classes_for(keras)
+    sys.addaudithook(audit)
+    fit(made(keras, sk), sk.Checkpoint(path, **options))
 
 
 @pytest.mark.full_only("starts a process each")
@@ -462,14 +468,13 @@ def killed(keras, path, number, options):
     indirect=["keras"],
 )
 def test_a_killed_process_leaves_what_goes_on(keras, sk, tmp_path, number, options):
-    assert killed(keras, tmp_path, number, options) is None
-    whole, again = made(keras, sk), made(keras, sk, seed=2)
-    fit(whole)
+    assert killed(keras, tmp_path, number, options)
+    again = made(keras, sk, seed=2)
     newest = sk.Checkpoint(tmp_path, **options).restore(made(keras, sk))
     assert newest is not None and 0 < newest.steps < 3 * STEPS
     assert manifest.is_whole(tmp_path / "latest")
     fit(again, sk.Checkpoint(tmp_path, **options))
-    check_same(everything(again), everything(whole))
+    check_same(everything(again), never_stopped(keras))
 
 
 def copied_unfinished(whole, folder):
@@ -594,8 +599,7 @@ class Failing:
 def test_a_save_that_fails_is_told_and_the_next_makes_up_for_it(
     keras, sk, tmp_path, caplog, monkeypatch, options
 ):
-    whole, again = made(keras, sk), made(keras, sk, seed=2)
-    fit(whole)
+    again = made(keras, sk, seed=2)
     Failing(monkeypatch, 2, 3)
     checkpoint = sk.Checkpoint(tmp_path, every=1, **options)
     with pytest.raises(Stop):
@@ -605,7 +609,7 @@ def test_a_save_that_fails_is_told_and_the_next_makes_up_for_it(
     assert len(told) == 2 and all("No space left" in text for text in told)
     assert "failure 1 of the 3" in told[0] and "failure 2 of the 3" in told[1]
     fit(again, sk.Checkpoint(tmp_path, **options))
-    check_same(everything(again), everything(whole))
+    check_same(everything(again), never_stopped(keras))
 
 
 @pytest.mark.parametrize(
@@ -659,18 +663,16 @@ def test_a_fit_that_is_told_to_end_saves_where_it_is_and_ends(
             told_to_end()
 
     setattr(Telling, when, tell)
-    whole, again = made(keras, sk), made(keras, sk, seed=2)
-    validated = {"validation_data": data(), "epochs": 3, "verbose": 0, "shuffle": False}
-    whole.fit(data(), **validated)
+    again = made(keras, sk, seed=2)
     with pytest.raises(SystemExit) as ended:
-        callbacks = [Telling(), sk.Checkpoint(tmp_path, **options)]
-        made(keras, sk).fit(data(), callbacks=callbacks, **validated)
+        told = Telling(), sk.Checkpoint(tmp_path, **options)
+        fit(made(keras, sk), *told, is_validated=True)
     assert ended.value.code == 143
     place = sk.Checkpoint(tmp_path).newest()
     assert (place.epoch, place.batch, place.steps) == (*at, at[0] * STEPS + at[1])
     sigterm._has_come = False
-    again.fit(data(), callbacks=[sk.Checkpoint(tmp_path)], **validated)
-    check_same(everything(again), everything(whole))
+    fit(again, sk.Checkpoint(tmp_path), is_validated=True)
+    check_same(everything(again), never_stopped(keras, is_validated=True))
 
 
 def test_it_saves_by_the_clock(keras, sk, tmp_path, monkeypatch):
@@ -698,8 +700,7 @@ def address(stores_here):
 def test_at_an_address(keras, sk, stores_here, address):
     system, at = address
     path, options = f"memory:/{at}", {"every": 1, "incremental": 1, "keep": 2}
-    whole, again = made(keras, sk), made(keras, sk, seed=2)
-    fit(whole)
+    again = made(keras, sk, seed=2)
     break_off(keras, sk, path, STEPS + 2, **options)
     # Of a process that was killed, and of somebody else.
     mine, other = f"{at}/step-0000000900", f"{at}/step-0000000901"
@@ -709,7 +710,7 @@ def test_at_an_address(keras, sk, stores_here, address):
     found = later.newest()
     assert (found.epoch, found.batch) == (1, 1) and found.path.startswith(f"{path}/step-")
     assert fit(again, later).epoch == [1, 2]
-    check_same(everything(again), everything(whole))
+    check_same(everything(again), never_stopped(keras))
     saved = {file.split("/")[2] for file in system.find(at) if file.endswith(manifest.NAME)}
     assert len(saved) == 2
     assert {file.split("/")[2] for file in system.find(at)} == saved | {"step-0000000901"}

@@ -46,11 +46,11 @@ def rows_and_tables(keras, sk, rows_of=None):
     return inputs, [keras.layers.Flatten()(each) for each in rows], tables
 
 
-def model_of(keras, sk, rows_of=None):
+def model_of(keras, sk, rows_of=None, run_eagerly=False):
     inputs, rows, tables = rows_and_tables(keras, sk, rows_of)
     x = keras.layers.Concatenate()(rows)
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(x))
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly)
     return model, tables
 
 
@@ -130,7 +130,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_which_layers_look_up_together(keras, sk, lookups, case):
     rows_of, expected = CASES[case]
-    model, tables = model_of(keras, sk, lambda *args: rows_of(keras, *args))
+    # At once, which is faster: when a step is traced the same is called.
+    model, tables = model_of(keras, sk, lambda *args: rows_of(keras, *args), run_eagerly=True)
     fit(model)
     assert lookups() == expected
     if case == "called twice":

@@ -13,6 +13,7 @@ from tests.kv_variable.test_scatter import FUNCTIONS
 tf1 = tf.compat.v1
 DIM = 3
 KEYS = np.array([0, 5, -6, 7, 13, -(2**63), 2**63 - 1])
+ASKED = np.append(KEYS, 77).reshape(2, 4)
 
 
 @pytest.fixture
@@ -75,6 +76,7 @@ class Calls:
         self.parts, self.knows_times = variable.parts, knows_times
         self.optimizer = tf1.train.GradientDescentOptimizer(0.25)
         self.operations = itertools.cycle(FUNCTIONS)
+        self.facts = here.step(self.say, ASKED)
 
     def take(self, name):
         keys = self.rng.choice(KEYS, self.rng.integers(0, 6))
@@ -159,17 +161,16 @@ class Calls:
     def part_of(self, key):
         return key % len(self.parts)
 
+    def say(self, asked):
+        variable, of_parts = self.variable, [part.export(cutoff=None) for part in self.parts]
+        exported = [variable.export(cutoff=None), variable.export(), variable.export(cutoff=2)]
+        counted = variable.get_counting(asked), variable.get_timestamp(asked)
+        total = [part.total_count for part in self.parts] + [variable.total_freq]
+        return exported, variable.value(), of_parts, counted, total
+
     def check(self):
-        known, asked = self.known, np.append(KEYS, 77).reshape(2, 4)
-
-        def facts(asked):
-            variable, of_parts = self.variable, [part.export(cutoff=None) for part in self.parts]
-            exported = [variable.export(cutoff=None), variable.export(), variable.export(cutoff=2)]
-            counted = variable.get_counting(asked), variable.get_timestamp(asked)
-            total = [part.total_count for part in self.parts] + [variable.total_freq]
-            return exported, variable.value(), of_parts, counted, total
-
-        exported, value, of_parts, counted, total = self.here.run(facts, asked)
+        known = self.known
+        exported, value, of_parts, counted, total = self.facts()
         rows = dict(sorted(known.rows.items()))
         for (keys, found), least in zip(exported, (0.0, 1e-20, 2.0), strict=True):
             expected = {key: row for key, row in rows.items() if np.abs(row).max() >= least}
@@ -182,7 +183,7 @@ class Calls:
         for found, expected in zip(counted, (known.counts, known.times), strict=True):
             assert found.dtype == np.int64
             if expected is known.counts or self.knows_times:
-                expected = [expected.get(key, 0) for key in asked.ravel().tolist()]
+                expected = [expected.get(key, 0) for key in ASKED.ravel().tolist()]
                 assert found.ravel().tolist() == expected
         numbers = [len(keys) for keys, _ in of_parts]
         assert list(total) == [*numbers, sum(known.counts[key] for key in rows)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.own_process import run_program
+from tests.support.own_process import run_with_tensorflow
 
 # As it stands in the document, but for a print statement and its indentation.
 SCRIPT = """
@@ -57,7 +57,7 @@ sok_lite.kv_variable.patch_tf()
     ids=["tf", "tensorflow.compat.v1"],
 )
 def test_the_script_of_the_document(head, tmp_path):
-    output = run_program(head + SCRIPT, cwd=tmp_path)
+    output = run_with_tensorflow(head + SCRIPT, tmp_path)
     assert "model saved in file ./checkpoint/model.ckpt" in output
     assert output.count("1., 1., 1.") >= 3
 
@@ -93,4 +93,4 @@ kv.patch_tf()
 assert not tf.executing_eagerly()
 print("RIGHT")
 """
-    assert "RIGHT" in run_program(program, cwd=tmp_path)
+    assert "RIGHT" in run_with_tensorflow(program, tmp_path)

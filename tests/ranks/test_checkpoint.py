@@ -53,10 +53,16 @@ def everything(model):
     return found | {f"dense {i}": tf.convert_to_tensor(v).numpy() for i, v in enumerate(dense)}
 
 
+# With each Keras in every way on one rank: tests/keras/test_checkpoint.py.
 @pytest.mark.full_only("fits three models on two ranks; that one rank goes on is the smoke")
 @pytest.mark.parametrize(
-    ("scheme", "options"),
-    [("", {"every": 1}), ("", {"every": 2, "background": True}), ("local://", {"every": 1})],
+    ("keras", "scheme", "options"),
+    [
+        ("keras", "", {"every": 1}),
+        ("tf_keras", "", {"every": 2, "background": True}),
+        ("keras", "local://", {"every": 1}),
+    ],
+    indirect=["keras"],
 )
 def test_each_rank_goes_on_with_what_it_had(comm, folder, keras, sk, monkeypatch, scheme, options):
     if scheme:  # a store to fsspec, whose files all ranks see

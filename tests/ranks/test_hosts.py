@@ -82,7 +82,9 @@ def test_facts_over_horovod_on_two_machines(tmp_path):
 @pytest.mark.full_only("runs four rooms of tests on two machines")
 def test_all_facts_over_mpi_on_two_machines(tmp_path):
     files = [f"tests/ranks/test_{name}.py" for name in ("comm", "lookup", "training", "dump_load")]
-    check_tests("mpi", 2, 1, tmp_path, *files, timeout=1200)
+    # Training with one optimizer: how its gradients travel is the same for all.
+    chosen = "not SGD and not Adagrad"
+    check_tests("mpi", 2, 1, tmp_path, *files, "-k", chosen, timeout=1200)
 
 
 @pytest.mark.full_only("starts two machines and jobs on them")

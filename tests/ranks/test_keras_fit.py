@@ -61,7 +61,7 @@ def batches_of_its_own(comm):
     return sok_lite.keras.equal_steps(dataset(every[comm.rank])), dataset(whole)
 
 
-def with_table(comm, keras, sk, seed=7):
+def with_table(comm, keras, sk, seed=7, run_eagerly=False):
     keras.utils.set_random_seed(seed + comm.rank)
     table = sk.Table("ranks", DIM)
     own = np.arange(comm.rank, NUM_KEYS, comm.size)
@@ -70,7 +70,7 @@ def with_table(comm, keras, sk, seed=7):
     rows = sk.Embedding(table, "mean")(ids)
     hidden = keras.layers.Dense(5, "relu")(rows)
     model = keras.Model(ids, keras.layers.Dense(1)(hidden))
-    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    model.compile(keras.optimizers.Adagrad(0.1), "mse", run_eagerly=run_eagerly)
     return model, table
 
 
@@ -80,7 +80,7 @@ def with_dense(comm, keras):
     ids, rows = keras.Input([FIELDS], dtype="int64"), dense_rows(keras, ROWS)
     hidden, head = keras.layers.Dense(5, "relu"), keras.layers.Dense(1)
     model = keras.Model(ids, head(hidden(rows(ids))))
-    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    model.compile(keras.optimizers.Adagrad(0.1), "mse", run_eagerly=True)  # it is faster
     return model, rows, [hidden, head]
 
 
@@ -612,19 +612,23 @@ def test_a_backup_of_all_ranks_goes_on_as_if_nothing_had_been(comm, once, keras,
             if self.model.optimizer.iterations == 13:  # in the third epoch, on all ranks
                 raise KeyboardInterrupt
 
+    def made(seed=7):
+        """To trace steps takes longer than all of them."""
+        return with_table(comm, keras, sk, seed, run_eagerly=True)
+
     part, all_ranks = sok_lite.keras.shard(batches()), sk.AllRanks()
-    expected, table = with_table(comm, keras, sk)
+    expected, table = made()
     expected.fit(part, epochs=4, verbose=0, callbacks=[all_ranks])
     for number in range(3):  # two ranks do not make one folder at the same time every time
         backup = keras.callbacks.BackupAndRestore(f"{folder}/{keras.__name__}/backup{number}")
-        model, _ = with_table(comm, keras, sk)
+        model, _ = made()
         if keras.__name__ == "tf_keras" and comm.size > 1:
             with pytest.raises(NotImplementedError, match="Have all ranks give ModelCheckpoint"):
                 model.fit(part, epochs=4, verbose=0, callbacks=[all_ranks, backup])
             return
         with pytest.raises(KeyboardInterrupt):
             model.fit(part, epochs=4, verbose=0, callbacks=[all_ranks, backup, Fails()])
-        again, ours = with_table(comm, keras, sk, 9)
+        again, ours = made(9)
         kept = f"{folder}/kept{number}/m.keras"
         callbacks = [all_ranks, backup, keras.callbacks.ModelCheckpoint(kept)]
         again.fit(part, epochs=4, verbose=0, callbacks=callbacks)

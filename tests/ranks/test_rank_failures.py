@@ -256,12 +256,12 @@ def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local):
 
 @pytest.mark.full_only("starts and ends ranks")
 @pytest.mark.parametrize(
-    ("tool", "local", "settings"),
+    ("tool", "local", "ranks", "settings"),
     [
-        ("mpi", True, {}),
-        ("horovod", True, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "abc"}),
+        ("mpi", True, 3, {}),
+        ("horovod", True, 2, {"HOROVOD_STALL_CHECK_TIME_SECONDS": "abc"}),
         *(
-            ("horovod", False, settings)
+            ("horovod", False, 2, settings)
             for settings in (
                 {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0"},
                 {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"},
@@ -269,7 +269,7 @@ def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local):
         ),
     ],
 )
-def test_ranks_that_end_at_different_times_end_well(tmp_path, tool, local, settings):
+def test_ranks_that_end_at_different_times_end_well(tmp_path, tool, local, ranks, settings):
     job = run_job(
         tool,
         """
@@ -277,13 +277,13 @@ def test_ranks_that_end_at_different_times_end_well(tmp_path, tool, local, setti
         from sok_lite.comm import make_communicator
         comm = make_communicator(sys.argv[1])
         comm.barrier()
-        time.sleep(comm.rank)
+        time.sleep(2 * comm.rank / (comm.size - 1))
         print("well", flush=True)
         """,
         tmp_path,
-        ranks=3,
+        ranks=ranks,
         local=local,
         **settings,
     )
-    assert (job.code, job.output.count("well"), job.left) == (0, 3, []), job.output
+    assert (job.code, job.output.count("well"), job.left) == (0, ranks, []), job.output
     assert "sok_lite:" not in job.output

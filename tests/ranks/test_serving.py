@@ -48,7 +48,7 @@ def test_rows_come_in_pieces_whoever_has_them(comm, folder, monkeypatch, of, cut
 def test_no_rank_holds_the_rows_of_others(comm, folder, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", 400_000)
     table = sok.DynamicVariable(256, initializer="0", name="table")
-    own = np.arange(comm.rank, 40_000, comm.size)
+    own = np.arange(comm.rank, 20_000, comm.size)
     for some in np.array_split(own, 8):
         sok.assign(table, some, np.ones((len(some), 256), np.float32))
     ids = [tf.TensorSpec([None], tf.int64, "ids")]
@@ -59,7 +59,7 @@ def test_no_rank_holds_the_rows_of_others(comm, folder, monkeypatch):
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # 41 MB of rows in all. A few pieces, the keys and their order, and what TensorFlow traces.
+    # 20 MB of rows in all. A few pieces, the keys and their order, and what TensorFlow traces.
     assert most < 8e6
     comm.barrier()
 

@@ -2,19 +2,22 @@
 
 import pytest
 
-from tests.support.own_process import run_limited
+from tests.support.own_process import run_with_tensorflow
+
+KINDS = ["hbm", "hybrid"]
 
 
 @pytest.mark.parametrize(
-    "kind", ["hbm", pytest.param("hybrid", marks=pytest.mark.full_only("a process more"))]
+    ("kinds", "count", "most"),
+    [
+        (["hbm"], 100, 40),
+        pytest.param(["hybrid"], 100, 40, marks=pytest.mark.full_only("a process more")),
+        pytest.param(KINDS, 400, 160, marks=pytest.mark.full_only("looks up in 400 tables")),
+    ],
+    ids=lambda value: " and ".join(value) if isinstance(value, list) else None,
 )
-@pytest.mark.parametrize(
-    ("count", "most"),
-    [(100, 40), pytest.param(1000, 400, marks=pytest.mark.full_only("traces 1,000 tables"))],
-)
-def test_small_tables_take_little_memory(kind, count, most):
-    program = """
-        import sys
+def test_small_tables_take_little_memory(tmp_path, kinds, count, most):
+    program = f"""
         import tensorflow as tf
         import sok_lite as sok
 
@@ -25,7 +28,8 @@ def test_small_tables_take_little_memory(kind, count, most):
                 return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
         def trained(count):
-            tables = [sok.DynamicVariable(16, var_type=sys.argv[2]) for _ in range(count)]
+            kinds = {kinds} * count
+            tables = [sok.DynamicVariable(16, var_type=kind) for kind in kinds[:count]]
             keys = [tf.range(50, dtype=tf.int64)[:, None]] * count
             optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
             with tf.GradientTape() as tape:
@@ -38,8 +42,8 @@ def test_small_tables_take_little_memory(kind, count, most):
 
         trained(3)  # TensorFlow, the library, the interpreter's own memory
         before = resident()
-        kept = trained(int(sys.argv[1]))
+        kept = trained({count})
         print(resident() - before)
     """
-    (kilobytes,) = run_limited(program, count, kind)[-1:]
+    kilobytes = run_with_tensorflow(program, tmp_path).split()[-1]
     assert int(kilobytes) < most << 10

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.support.own_process import run_program
+from tests.support.own_process import run_with_tensorflow
 
 # The only change: `import sok_lite as sok`. The document also imports Horovod, which a machine of
 # one process need not have; a stand-in lets the line stay.
@@ -74,8 +74,8 @@ print("REPORT", json.dumps(facts))
     [(VARIABLE, [13.0] * 3), (OPTIMIZER, [12.0] * 3)],
     ids=["variable", "optimizer"],
 )
-def test_the_examples_of_the_document_run(example, row):
-    text = run_program(STAND_IN + example + REPORT)
+def test_the_examples_of_the_document_run(example, row, tmp_path):
+    text = run_with_tensorflow(STAND_IN + example + REPORT, tmp_path)
     line = next(line for line in text.splitlines() if line.startswith("REPORT "))
     shape, size, embedding = json.loads(line.removeprefix("REPORT "))
     assert shape == [None, 3]

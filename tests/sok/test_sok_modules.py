@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import communication
-from tests.support.own_process import run_program, run_with_tensorflow
+from tests.support.own_process import run_with_tensorflow
 
 MODULES = {
     "communication": ["CommToolBase", "HorovodTool", "rank", "alltoall"],
@@ -42,7 +42,7 @@ def test_a_module_is_imported_first_or_is_an_attribute(name, tmp_path):
         run_with_tensorflow(f"{code}; sok.lookup_sparse", tmp_path)
     else:
         code = f"import sok_lite as sok; assert callable(getattr(sok, {name!r}).{OTHERS[name]})"
-        run_program(f"{code}; assert {name!r} in dir(sok)")
+        run_with_tensorflow(f"{code}; assert {name!r} in dir(sok)", tmp_path)
 
 
 def test_group_lookup_is_a_lookup_of_each(mode):

@@ -61,13 +61,28 @@ def run(command, program, tmp_path):
 
 def printed_by(blocks, tmp_path):
     """Returns what each of the blocks of one process prints."""
+    program = program_of([("page", block) for block in blocks], "globals()")
+    return parts_of(run_with_tensorflow(program, tmp_path, TIME_LIMIT_S, **_environment()))
+
+
+def program_of(blocks, names):
+    """Returns a program that runs blocks in turn; `parts_of` parts what it prints.
+
+    Args:
+      blocks: (the page that an error names, with the line; block).
+      names: the expression whose value each block has as its global names.
+    """
     parts = []
-    for block in blocks:
-        # compile: an error names the line of the page
+    for page, block in blocks:
         code = "\n" * (block.line - 1) + block.code
-        parts.append(f"exec(compile({code!r}, 'page', 'exec'))\nprint({_END_OF_BLOCK!r})\n")
-    printed = run_with_tensorflow("".join(parts), tmp_path, TIME_LIMIT_S, **_environment())
-    return printed.split(_END_OF_BLOCK + "\n")[: len(blocks)]
+        run_it = f"exec(compile({code!r}, {page!r}, 'exec'), {names})"
+        parts.append(f"{run_it}\nprint({_END_OF_BLOCK!r}, flush=True)\n")
+    return "".join(parts)
+
+
+def parts_of(printed):
+    """Returns what each block of a program of `program_of` printed."""
+    return printed.split(_END_OF_BLOCK + "\n")[:-1]
 
 
 def _environment():
