@@ -101,6 +101,8 @@ _NOT_ON_GPU = {
     # Processes of their own, which put their tables into RAM.
     "test_a_program_that_only_loads_a_model_knows_it_by_its_name",
     "test_a_publisher_that_is_killed_leaves_what_was_there",
+    # Its like runs with tables on a GPU too.
+    "test_rows_move_as_dense_variables_do_whatever_is_set",
 }
 
 
