@@ -252,7 +252,7 @@ def test_an_interrupted_step_is_taken_whole_or_not_at_all(are_known):
     """By Ctrl-C anywhere between the program and the kernels: rows, states and the count agree."""
     if new_table()[0].table.backend.name == "cpu":
         interrupt_steps(are_known, True, 150)
-        interrupt_steps(are_known, False, 150)
+        interrupt_steps(are_known, False, 1000)
     else:
         # The driver of the simulated GPU is of Python, and no instruction of a program. It is slow.
         interrupt_steps(are_known, False, 40)
