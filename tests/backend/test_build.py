@@ -1,7 +1,6 @@
 """The CPU kernel library: where it is found, and what keeps it from being compiled."""
 
 import importlib.util
-import os
 import shutil
 from pathlib import Path
 
@@ -15,27 +14,21 @@ from sok_lite.backend.build import (
     find_library,
     has_x86_64_v3,
 )
-from sok_lite.backend.cpu import CpuBackend
-from sok_lite.backend.sources import kernel_folder, runtime_files
+from sok_lite.backend.sources import kernel_files, kernel_folder, runtime_files
 from sok_lite.backend.tunables import kernel_defines
+from tests.support.compiler_stand_in import stand_in
 from tests.support.own_process import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.full_only("compiles all kernels, which set-up does too")
 def test_the_library_is_built_once_for_the_same_sources(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
-    # All of the sources, in a third of the time: the last -O wins.
-    compiler = tmp_path / "quick"
-    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX") or "g++"} "$@" -O0\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    commands = stand_in(tmp_path, monkeypatch)
     first = compile_library()
-    stamp = first.stat().st_mtime_ns
-    assert compile_library() == first
-    assert first.stat().st_mtime_ns == stamp
-    assert CpuBackend(library=first).name == "cpu"
+    compiled = sorted(Path(line.split()[-1]) for line in commands())
+    assert compiled == sorted([*kernel_files(), *runtime_files()])
+    assert compile_library() == first and first.is_file()
+    assert len(commands()) == len(compiled)
 
 
 # What tables, their initializers and their optimizers give, as one number.

@@ -194,8 +194,9 @@ def test_an_int32_arrives_as_it_was(mode, name):
 def files_that_call(name):
     """Returns the names of the package's files that call a function."""
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    for path, text in texts.items():
+        for node in ast.walk(ast.parse(text)) if name in text else ():
             if not isinstance(node, ast.Call):
                 continue
             called = getattr(node.func, "id", None) or getattr(node.func, "attr", None)

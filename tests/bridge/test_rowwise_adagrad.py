@@ -8,7 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 import sok_lite.keras as sk
 from sok_lite.optimizers import GroupAdam, RowWiseAdagrad
-from tests.support.own_process import run_program
+from tests.support.own_process import run_with_tensorflow
 
 KEYS = np.array([5, -7, 2**40, 3, 11])
 
@@ -55,7 +55,7 @@ def test_fit_saves_and_goes_on_with_one_number_for_a_row(tmp_path):
     np.testing.assert_array_equal(model.predict(x, verbose=0), again.predict(x, verbose=0))
 
 
-@pytest.mark.full_only("imports TensorFlow once more")
+@pytest.mark.full_only("starts a process")
 def test_a_program_that_only_loads_a_model_knows_it_by_its_name(tmp_path):
     ids = keras.Input([2], dtype="int64")
     rows = sk.Table("own_item", 2, optimizer=RowWiseAdagrad(0.5))(ids)
@@ -63,11 +63,10 @@ def test_a_program_that_only_loads_a_model_knows_it_by_its_name(tmp_path):
     model.compile(GroupAdam(0.1), "mse")
     model.save(tmp_path / "m.keras")
     program = """
-    import sys
     import keras
     import sok_lite.keras
-    model = keras.models.load_model(sys.argv[1])
+    model = keras.models.load_model("m.keras")
     print(type(model.optimizer).__name__, type(model.get_layer("own_item").optimizer).__name__)
     """
-    text = run_program(program, tmp_path / "m.keras")
+    text = run_with_tensorflow(program, tmp_path)
     assert text.split() == ["GroupAdam", "RowWiseAdagrad"]

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.support.own_process import run_program
+from tests.support.own_process import run_with_tensorflow
 
 # In a process of its own: devices are divided before TensorFlow starts.
 PROGRAM = """
@@ -75,8 +75,8 @@ print("REPORT" + json.dumps(report))
 """
 
 
-def test_several_replicas_are_refused_at_use_and_a_single_use_goes_on():
-    report = json.loads(run_program(PROGRAM).rpartition("REPORT")[2])
+def test_several_replicas_are_refused_at_use_and_a_single_use_goes_on(tmp_path):
+    report = json.loads(run_with_tensorflow(PROGRAM, tmp_path).rpartition("REPORT")[2])
     uses = {name: texts for name, texts in report.items() if len(texts) == 2 and name != "steps"}
     assert len(uses) == 8
     for name, texts in uses.items():

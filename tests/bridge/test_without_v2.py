@@ -1,10 +1,8 @@
 """After `tf.compat.v1.disable_v2_behavior()`: there a static dimension is no number."""
 
-import os
-import sys
 import textwrap
 
-from tests.support.own_process import run_program
+from tests.support.own_process import run_with_tensorflow
 
 BEFORE = """
 import numpy as np
@@ -167,5 +165,4 @@ def test_programs_of_tf1(tmp_path):
     program = BEFORE
     for each in (KV, SOK, OWN, LOOPS):
         program += "with tf.Graph().as_default():\n" + textwrap.indent(each, "    ")
-    paths = os.pathsep.join(path for path in sys.path if path)
-    run_program(program, cwd=tmp_path, PYTHONPATH=paths)
+    run_with_tensorflow(program, tmp_path)

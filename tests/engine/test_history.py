@@ -38,6 +38,7 @@ def assert_counts(table, expected):
 # -------------------------------------------------------------------- how often
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("threshold", [0, 1, 2, 5, 1000])
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])

@@ -12,17 +12,17 @@ from tests.support.helpers import sized
 
 # Of operations with hundreds of functions every so many.
 _STEPS = {
-    "grow_segments": 7,
-    "lookup_tables": 7,
-    "lookup_full_tables": 7,
-    "refuse_in_tables": 11,
-    "update_new_of_tables": 7,
-    "update_new_first_state": 3,
-    "update_refused": 7,
+    "grow_segments": 4,
+    "lookup_tables": 4,
+    "lookup_full_tables": 4,
+    "refuse_in_tables": 6,
+    "update_new_of_tables": 4,
+    "update_new_first_state": 2,
+    "update_refused": 4,
 }
 
 
 @pytest.mark.parametrize(("name", "kind"), variants())
 def test_ctrl_c_in_any_function(new_bench, name, kind):
     bench = new_bench(kind)
-    every_place(bench, name, step=_STEPS.get(name, 1) * sized(bench.backend, 4, 60))
+    every_place(bench, name, step=_STEPS.get(name, 1) * sized(bench.backend, 7, 105))

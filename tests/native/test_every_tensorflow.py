@@ -5,8 +5,11 @@ What asks for a GPU's stream is compiled for each.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,33 +38,61 @@ def step(ids):
 ids = tf.constant([1, 2, 2], tf.int64)
 losses = [float(step(ids)), float(tf.function(step)(ids))]
 print(json.dumps([tf.__version__, losses, tf.nn.embedding_lookup(table, ids).numpy().tolist()]))
-os.environ["SOK_LITE_CACHE"] = sys.argv[2]  # nobody else has this TensorFlow
+if len(sys.argv) > 2:
+    os.environ["SOK_LITE_CACHE"] = sys.argv[2]  # nobody else has this TensorFlow
 stream.load_stream_of()
 """
 
 
-def oldest():
-    """The packages of the environment with the oldest release, which may not be there."""
-    return ROOT / f".venv-oldest/lib/python3.{sys.version_info.minor}/site-packages"
+def packages_of(environment):
+    """Its folder of packages, which may not be there."""
+    return environment / f"lib/python3.{sys.version_info.minor}/site-packages"
 
 
-@pytest.mark.full_only("installs four releases of TensorFlow, one after another: minutes")
-@pytest.mark.parametrize("release", RELEASES)
-def test_lookups_gradients_and_updates(release, tmp_path):
-    if sys.version_info >= (3, 13):
-        pytest.skip("not every release has a wheel for this Python")
-    tf = pytest.importorskip("tensorflow")
-    folder = str(tmp_path / "packages")
-    for path in (Path(tf.__file__).parents[1], oldest()):
+def installed(release, folder):
+    """Returns folders of packages with a release of TensorFlow, and whether it was installed now.
+
+    Where there is an environment with the oldest release, what a later one can take of its packages
+    is not downloaded again.
+    """
+    import tensorflow as tf
+
+    oldest = packages_of(ROOT / ".venv-oldest")
+    for path in (Path(tf.__file__).parents[1], oldest):
         if next(path.glob(f"tensorflow*-{release}.*.dist-info"), None):
-            folder = str(path)
-    if not Path(folder).exists():
-        # One import compiles what it needs: a third of all that pip would compile.
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", folder]
-        subprocess.run([*pip, f"tensorflow-cpu=={release}.*"], check=True, timeout=900)
-    # Without this environment's packages, and with those of the folder.
-    command = [sys.executable, "-S", "-c", PROGRAM, str(library.find_library()), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
+            return [path], False
+    venv.create(folder, symlinks=True)
+    packages = [packages_of(folder), *([oldest] if oldest.is_dir() else [])]
+    (packages[0] / "others.pth").write_text("\n".join(map(str, packages[1:])))
+    # One import compiles what it needs: a third of all that pip would compile.
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    pip += ["install", "-q", "--no-compile", f"tensorflow-cpu=={release}.*"]
+    subprocess.run(pip, check=True, timeout=900)
+    return packages, True
+
+
+@pytest.fixture(scope="module")
+def releases(request, tmp_path_factory):
+    """Returns what `installed` does of a release: two at a time while others are tried."""
+    pytest.importorskip("tensorflow")
+    folder, pool = tmp_path_factory.mktemp("releases"), ThreadPoolExecutor(2)
+    here = [each for each in request.session.items if each.path == request.path]
+    wanted = [each.callspec.params["release"] for each in here]
+    coming = {each: pool.submit(installed, each, folder / each) for each in wanted}
+    yield lambda release: coming[release].result()
+    pool.shutdown(cancel_futures=True)
+    shutil.rmtree(folder)  # gigabytes
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="not every release has a wheel for it")
+@pytest.mark.full_only("installs four releases of TensorFlow: minutes")
+@pytest.mark.parametrize("release", RELEASES)
+def test_lookups_gradients_and_updates(release, releases, tmp_path):
+    packages, is_new = releases(release)
+    # Without this environment's packages, and with those of the release.
+    command = [sys.executable, "-S", "-c", PROGRAM, str(library.find_library())]
+    command += [str(tmp_path)] * is_new
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*packages, ROOT]))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     version, losses, rows = json.loads(done.stdout.splitlines()[-1])

@@ -8,6 +8,7 @@ import pytest
 
 from sok_lite.backend import build
 from sok_lite.native import library
+from tests.support.compiler_stand_in import stand_in
 
 
 def test_it_needs_tensorflow_by_its_name_and_no_library_of_cxx():
@@ -21,12 +22,17 @@ def test_it_needs_tensorflow_by_its_name_and_no_library_of_cxx():
     assert not [name for name in needed if "stdc++" in name or "python" in name]
 
 
-def test_it_is_compiled_again_for_other_flags_alone():
+def test_it_is_compiled_again_for_other_flags_alone(tmp_path, monkeypatch):
+    commands = stand_in(tmp_path, monkeypatch)
     plain = library.compile_library()
-    assert library.compile_library() == plain
+    of_plain = commands()
+    assert library.compile_library() == plain and plain.is_file()
+    assert commands() == of_plain
     other = library.compile_library(["-DSOK_LITE_TEST"])
     assert other != plain and other.is_file()
-    other.unlink()
+    of_other = [line for line in commands() if " -DSOK_LITE_TEST " in line]
+    assert [line.replace(" -DSOK_LITE_TEST", "") for line in of_other] == of_plain
+    assert len(commands()) == 2 * len(of_plain) > 0
 
 
 def test_one_of_another_version_is_refused(monkeypatch):

@@ -98,6 +98,11 @@ _NOT_ON_GPU = {
     *("test_native_lookup", "test_native_threads", "test_native_update", "test_native_write"),
     # What reshapes sparse ids, and fills empty rows, has no kernel of a GPU.
     "test_safe_lookups_of_a_higher_rank_and_of_no_ids",
+    # Processes of their own, which put their tables into RAM.
+    "test_a_program_that_only_loads_a_model_knows_it_by_its_name",
+    "test_a_publisher_that_is_killed_leaves_what_was_there",
+    # Its like runs with tables on a GPU too.
+    "test_rows_move_as_dense_variables_do_whatever_is_set",
 }
 
 
