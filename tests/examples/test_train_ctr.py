@@ -91,7 +91,6 @@ def run_alone(folder, *options):
     """
     program = f"""
         import runpy, sys
-        sys.path.insert(0, {str(SCRIPT.parent)!r})
         for words in {options}:
             sys.argv = [{str(SCRIPT)!r}, *words]
             try:
