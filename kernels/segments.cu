@@ -466,8 +466,13 @@ SOK_DEVICE void sum_pieces(const SokShare share, const Groups& groups, const Ite
                            bool leaves_small, f32* pieces, f32* out) {
   const i64 dim = items.dim, items_end = groups.first_item + groups.num_items;
   const bool in_quads = sums_quads(dim, items.source, out) && sok_moves_quads(dim, pieces);
-  for (int whole = 0; whole < 2; ++whole) {
-    if (whole && leaves_small) break;
+#ifdef __CUDACC__
+  const int num_kinds = leaves_small ? 1 : 2;
+#else
+  (void)leaves_small;
+  const int num_kinds = 2;  // where g++ does not know it, sums take twice as long
+#endif
+  for (int whole = 0; whole < num_kinds; ++whole) {
     const i64 num_spans = whole ? groups.num_groups : groups.num_items / kPiece;
     f32* const sums = whole ? out : pieces;
     SOK_FOR_EACH_ROW_OF_WORDS(r, num_spans, in_quads ? dim / 4 : dim) {
