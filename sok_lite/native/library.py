@@ -32,7 +32,7 @@ class Operations(NamedTuple):
 
 
 def find_library() -> Path:
-    """Returns the library of the wheel, or compiles one in a second; raises RuntimeError."""
+    """Returns the library of the wheel, or compiles one in about 20 s; raises RuntimeError."""
     return shipped_file(f"{_NAME}.so") or compile_library()
 
 

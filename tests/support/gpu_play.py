@@ -34,6 +34,7 @@ from tests.support.simt import device as simulated
 from tests.support.simt import runtime, streams
 from tests.support.simt.backend import simt_backend, simt_module, unavailable
 from tests.support.simt.driver import Driver
+from tests.support.simt.streams import lock
 
 # Native code has their addresses, in plans of graphs that may outlive a test.
 _of_plays = []
@@ -84,21 +85,23 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
     play = Play(backend)
     play.pointer.device = device
     cuda = play.backend.xp.cuda
-    known = Counter()
+    known = Counter()  # by address, how many have that memory; changed by who has `lock`
 
     def forget(address):
-        known[address] -= 1
-        if known[address] == 0:
-            runtime.remove_memory(address)
+        with lock:
+            known[address] -= 1
+            if known[address] == 0:
+                runtime.remove_memory(address)
 
     class TensorMemory(cuda.UnownedMemory):
         def __init__(self, ptr, size, owner, device_id=-1):
             super().__init__(ptr, size, owner, device_id)
             is_of_frame = isinstance(owner[0], callbacks.Frame)
-            if play.stream is not None and not is_of_frame:
-                _take(play, self.content, is_new=known[ptr] == 0)
-            known[ptr] += 1
-            runtime.add_memory(ptr, size, f"{size} bytes of a tensor")
+            with lock:
+                if play.stream is not None and not is_of_frame:
+                    _take(play, self.content, is_new=known[ptr] == 0)
+                known[ptr] += 1
+                runtime.add_memory(ptr, size, f"{size} bytes of a tensor")
             weakref.finalize(owner[0], forget, ptr)
 
     class FrameOnGpu(callbacks.Frame):
@@ -115,10 +118,13 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
             weakref.finalize(self, _go_on, play, self.contents, known)
             on_device = self._inputs[: len(self._inputs) - self._num_numbers]
             for its_address, dtype, shape in on_device:
-                # What a call still keeps TensorFlow does not write anew.
-                is_new = known[its_address] == 0
-                name = "TensorFlow's operation" if is_new else None
-                self._note(its_address, dtype, shape, name)
+                # What an operation has, TensorFlow does not write anew.
+                with lock:
+                    is_new = known[its_address] == 0
+                    known[its_address] += 1
+                    name = "TensorFlow's operation" if is_new else None
+                    self._note(its_address, dtype, shape, name)
+                weakref.finalize(self, forget, its_address)
 
         def _note(self, address, dtype, shape, name=None):
             num_bytes = math.prod(shape) * callbacks._DTYPES[dtype].itemsize
@@ -141,12 +147,13 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
             addresses = super().allocate(first, shapes, dtypes)
             for address, dtype, shape in zip(addresses, dtypes, shapes, strict=True):
                 num_bytes = math.prod(shape) * callbacks._DTYPES[dtype].itemsize
-                if num_bytes:
-                    known[address] += 1
-                    runtime.add_memory(address, num_bytes, f"{num_bytes} bytes of a result")
-                    weakref.finalize(self, forget, address)
-                # Its stream may be at work in what it gives out again.
-                self._note(address, dtype, shape, "TensorFlow's earlier operation")
+                with lock:
+                    if num_bytes:
+                        known[address] += 1
+                        runtime.add_memory(address, num_bytes, f"{num_bytes} bytes of a result")
+                        weakref.finalize(self, forget, address)
+                    # Its stream may be at work in what it gives out again.
+                    self._note(address, dtype, shape, "TensorFlow's earlier operation")
             return addresses
 
     def allocated(shape, dtype, backend):
@@ -180,7 +187,10 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
 
 
 def _driver(play, known, forget):
-    """Returns a driver by which operations have their memory as those that call Python."""
+    """Returns a driver by which operations have their memory as those that call Python.
+
+    It calls with `lock`.
+    """
     noted = {}  # by thread of the system: some are not Python's, which keeps nothing of them
 
     def note(address, num_bytes, is_input):
@@ -253,13 +263,14 @@ def _begin(play, content, name):
 
 
 def _go_on(play, contents, others):
-    """TensorFlow goes on with the memory of an operation that is in no other one."""
-    for content in contents:
-        if others[content.ctypes.data]:
-            continue
-        streams.put(play.stream, "TensorFlow's next operation", _nothing, (content,))
-    if contents:
-        streams.run(play.stream.clock)
+    """TensorFlow goes on with the memory of an operation that no other one has."""
+    with lock:
+        for content in contents:
+            if others[content.ctypes.data]:
+                continue
+            streams.put(play.stream, "TensorFlow's next operation", _nothing, (content,))
+        if contents:
+            streams.run(play.stream.clock)
 
 
 def _give_back(play, memory):

@@ -77,7 +77,7 @@ class Driver:
     def _set(self, name: str, result: Any, types: Any, function: Callable[..., Any]) -> None:
         def call(*arguments: Any) -> Any:
             try:
-                with streams._lock:
+                with streams.lock:
                     value = function(*[each or 0 for each in arguments])
             except BaseException as error:
                 self.errors.append(error)

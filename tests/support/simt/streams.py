@@ -66,7 +66,7 @@ class _Access(NamedTuple):
 
 NULL = Queue("the null stream", True, 0)
 
-_lock = threading.RLock()  # who has it runs the streams
+lock = threading.RLock()  # who has it runs the streams
 _queues = [NULL]
 _pointers = itertools.count(0x1000, 0x10)
 _is_noted = False  # whether there are several streams
@@ -81,7 +81,7 @@ _accesses: dict[tuple[Queue, bool, int, int], _Access] = {}
 def new_queue(name: str = "", is_blocking: bool = False) -> Queue:
     """Makes a stream. It is there until it is closed and its work is done."""
     global _is_noted, _host
-    with _lock:
+    with lock:
         ptr = next(_pointers)
         queue = Queue(name or f"stream {ptr:#x}", is_blocking, ptr)
         if not _is_noted:
@@ -115,7 +115,7 @@ def put(queue: Queue, name: str, run: Callable[[], object], views: Views | None 
             _take_freed()
         NULL.work.append(_Work(name, run, views, None))
         return
-    with _lock:
+    with lock:
         _take_freed()
         _put(queue, name, run, views)
 
@@ -177,7 +177,7 @@ def wait(queue: Queue | None = None) -> None:
     would make every later call fail.
     """
     global _host
-    with _lock:
+    with lock:
         _take_freed()
         queues = _queues if queue is None else [queue]
         clock = None if queue is None or not _is_noted else queue.clock
@@ -190,7 +190,7 @@ def wait(queue: Queue | None = None) -> None:
 def run(clock: Clock | None = None) -> None:
     """Runs what is before a clock, or all that is on any stream, and says so to nobody."""
     global _is_running
-    with _lock:
+    with lock:
         if _is_running:  # a finalizer, in the midst of it
             return
         _is_running = True
@@ -261,7 +261,7 @@ def _tidy() -> None:
 def forget(address: int, size: int) -> None:
     """Forgets who touched memory: it is other memory from now on, at the same address."""
     global _accesses
-    with _lock:
+    with lock:
         _accesses = {
             place: access
             for place, access in _accesses.items()
