@@ -94,6 +94,7 @@ MAKES = {
 # Limits, rates and states of the others are read, and gradients clipped, before any table has its
 # step: on the host, or by operations that are the same for every family.
 ON_GPU = [*(make.__name__ for make in ALL), "unscaled", "schedule of tf_keras", "halved TF1"]
+ON_GPU.append("halved Keras 3")  # with a state that does not begin at 0
 ON_GPU += [name for name in MAKES if name.startswith("OfTfKeras ")]
 
 

@@ -63,7 +63,7 @@ def test_ctrl_c_in_an_eager_call_leaves_a_variable_as_before_or_as_after(kind, n
         keys = rng.integers(0, 4000, 60)
         values = rng.integers(-8, 8, (60, DIM)).astype(np.float32)
         arguments = tf.constant(keys), tf.constant(values)
-        before, wire = dict(oracle.rows), CtrlC(at)
+        before, steps, wire = dict(oracle.rows), int(optimizer.iterations), CtrlC(at)
         try:
             wire.run(lambda arguments=arguments: work(variable, optimizer, *arguments))
         except KeyboardInterrupt:
@@ -78,6 +78,9 @@ def test_ctrl_c_in_an_eager_call_leaves_a_variable_as_before_or_as_after(kind, n
         if now != rows_of(oracle.rows.items()):
             assert now == rows_of(before.items()) and wire.place is not None, wire.place
             oracle.rows = before
+        elif name == "update":
+            steps += 1
+        assert int(optimizer.iterations) == steps, wire.place
         if wire.place is None:
             break
     assert interrupted > 5
