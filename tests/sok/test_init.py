@@ -192,6 +192,8 @@ import os
 import tensorflow as tf, tf_keras, sok_lite as sok
 child = os.fork()
 use = child == 0
+if child:
+    assert os.waitpid(child, 0)[1] == 0  # so that they do not print at once
 sok.init("single", use_legacy_optimizer=use)
 names = [tf.keras.optimizers.SGD, tf.optimizers.SGD]
 print("IS_LEGACY", use, *("legacy" in each.__module__ for each in names))
@@ -204,8 +206,6 @@ row_grads, grad = tape.gradient(loss, [table, dense])
 sok.OptimizerWrapper(optimizer).apply_gradients([(row_grads, table)])
 optimizer.apply_gradients([(grad, dense)])
 assert sok.export(table)[1].numpy().tolist() == [dense.numpy().tolist()] == [[0.5, 0.5]]
-if child:
-    assert os.waitpid(child, 0)[1] == 0
 """
 
 
