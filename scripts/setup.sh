@@ -56,10 +56,14 @@ PATH="${PATH%:}"
 suits='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
 python=
 found=
-# An environment keeps the Python that it was made with, whatever comes first on PATH today.
+# An environment keeps the Python that it was made with, whatever comes first on PATH today. Where its
+# making was killed, that may be no environment but a link to that Python, which must not make itself.
 mine=
 if [ -x "$venv/bin/python" ]; then
-  mine="$("$venv/bin/python" -c 'import sys; print(sys._base_executable)' 2>/dev/null || true)"
+  mine="$("$venv/bin/python" -c '
+import os, sys
+print(sys._base_executable if sys.prefix != sys.base_prefix else os.path.realpath(sys.executable))
+' 2>/dev/null || true)"
 fi
 for candidate in ${SOK_LITE_PYTHON:-$mine python3 python3.13 python3.12 python3.11 python3.10}; do
   command -v "$candidate" >/dev/null 2>&1 || continue
