@@ -87,6 +87,11 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
     cuda = play.backend.xp.cuda
     known = Counter()  # by address, how many have that memory; changed by who has `lock`
 
+    def keep(address):
+        with lock:
+            known[address] += 1
+            return known[address] == 1  # whether nobody had it
+
     def forget(address):
         with lock:
             known[address] -= 1
@@ -98,9 +103,9 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
             super().__init__(ptr, size, owner, device_id)
             is_of_frame = isinstance(owner[0], callbacks.Frame)
             with lock:
+                is_new = keep(ptr)
                 if play.stream is not None and not is_of_frame:
-                    _take(play, self.content, is_new=known[ptr] == 0)
-                known[ptr] += 1
+                    _take(play, self.content, is_new)
                 runtime.add_memory(ptr, size, f"{size} bytes of a tensor")
             weakref.finalize(owner[0], forget, ptr)
 
@@ -120,9 +125,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
             for its_address, dtype, shape in on_device:
                 # What an operation has, TensorFlow does not write anew.
                 with lock:
-                    is_new = known[its_address] == 0
-                    known[its_address] += 1
-                    name = "TensorFlow's operation" if is_new else None
+                    name = "TensorFlow's operation" if keep(its_address) else None
                     self._note(its_address, dtype, shape, name)
                 weakref.finalize(self, forget, its_address)
 
@@ -149,7 +152,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
                 num_bytes = math.prod(shape) * callbacks._DTYPES[dtype].itemsize
                 with lock:
                     if num_bytes:
-                        known[address] += 1
+                        keep(address)
                         runtime.add_memory(address, num_bytes, f"{num_bytes} bytes of a result")
                         weakref.finalize(self, forget, address)
                     # Its stream may be at work in what it gives out again.
@@ -175,7 +178,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
         _add_stream(monkeypatch, play)
     native_gpu.prepare(backend)  # of tables that the engine makes
     if is_native:
-        play.driver = _driver(play, known, forget)
+        play.driver = _driver(play, known, keep, forget)
     record = None if play.driver is None else play.driver.record
     of_play = {}, {}
     _of_plays.append((*of_play, play.driver))
@@ -186,7 +189,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
     return play
 
 
-def _driver(play, known, forget):
+def _driver(play, known, keep, forget):
     """Returns a driver by which operations have their memory as those that call Python.
 
     It calls with `lock`.
@@ -196,8 +199,7 @@ def _driver(play, known, forget):
     def note(address, num_bytes, is_input):
         if not num_bytes:
             return
-        is_new = known[address] == 0
-        known[address] += 1
+        is_new = keep(address)
         runtime.add_memory(address, num_bytes, f"{num_bytes} bytes of an operation")
         content = np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), "u1")
         noted.setdefault(threading.get_native_id(), []).append((address, content))
