@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER
+from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, META_GRAPH, SAVER
 from sok_lite.engine.callers import callers
 
 
@@ -30,8 +30,7 @@ _STEPS = frozenset(
         *("create_slot_with_initializer", "_resource_apply_sparse_duplicate_indices"),
     }
 )
-# Methods of a tf.Variable that copy it, read its dense tensor, or write to it.
-_COPIES = ("to_proto", "_copy_trackable_to_cpu")
+# Methods of a tf.Variable that read its dense tensor, or write to it.
 READS = (
     *("value", "read_value", "_read_variable_op", "numpy", "__array__", "__bool__"),
     *("__int__", "__float__", "__complex__", "eval", "gather_nd", "initialized_value"),
@@ -166,6 +165,11 @@ class RefusesDense(RefusesCopies):
         name = op.type.removeprefix("Resource")
         self._refuse_write("tf.compat.v1." + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
 
+    def to_proto(self, export_scope: Any = None) -> None:
+        """Returns None to a meta graph, which leaves tables out (meta_graph.py)."""
+        if not is_called_from(META_GRAPH):
+            self._refuse_copy("to_proto")
+
     def set_shape(self, shape: Any) -> NoReturn:
         self._refuse("set_shape", "Its shape is [None, dimension]: leave the call out.")
 
@@ -181,6 +185,6 @@ class RefusesDense(RefusesCopies):
     _write_object_proto = _export_to_saved_model_graph
 
 
-_refuse_each(RefusesDense, _COPIES, "_refuse_copy")
+_refuse_each(RefusesDense, ["_copy_trackable_to_cpu"], "_refuse_copy")
 _refuse_each(RefusesDense, READS, "_refuse_dense")
 _refuse_each(RefusesDense, WRITES, "_refuse_write")

@@ -150,6 +150,9 @@ INIT_FROM_CHECKPOINT = (private(_CHECKPOINT_UTILS, "checkpoint_utils"), "_init_f
 # The module of the scatters of `tf.compat.v1`.
 STATE_OPS = "tensorflow.python.ops.state_ops"
 
+# The module that writes meta graphs.
+META_GRAPH = "tensorflow.python.framework.meta_graph"
+
 # The module of TF1 savers; two methods of BaseSaverBuilder that request the tensors of a variable,
 # for save and restore, and their argument with the file name; the method that calls them, and its
 # argument with what is saved.

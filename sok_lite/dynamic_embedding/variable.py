@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.meta_graph import leave_out
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.refusals import is_called_from
 from sok_lite.bridge.saveable import TableSaveable
@@ -618,6 +619,13 @@ class GraphKeys:
 
     DYNAMIC_EMBEDDING_VARIABLES = "dynamic_embedding_variables"
     TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES = "trainable_dynamic_embedding_variables"
+
+
+for _collection in (
+    GraphKeys.DYNAMIC_EMBEDDING_VARIABLES,
+    GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES,
+):
+    leave_out(_collection)
 
 
 def add_to_graph(variable: Any) -> None:

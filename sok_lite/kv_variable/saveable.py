@@ -4,24 +4,22 @@ A KvVariable is also a SaveableObject, which savers check for first. One call ma
 all partitions, so they are of one moment. A restore reads the files itself, so it accepts any
 number of partitions and the files of all saving ranks; TensorFlow's own operation only has to find
 one tensor.
-
-`Saver.save` writes a meta graph beside each checkpoint. Table operations call Python functions of
-their process, which no file can hold, so importing it raises.
 """
 
 import os
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge.checkpoint import as_tensors
 from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.meta_graph import leave_out
 from sok_lite.bridge.saveable import saver_call
 from sok_lite.bridge.table_call import text_call
-from sok_lite.bridge.tf_private import SaveableObject, SaveSpec, register_proto_function
+from sok_lite.bridge.tf_private import SaveableObject, SaveSpec
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.locking import with_lock
@@ -32,6 +30,7 @@ from sok_lite.kv_variable.share import Share
 
 # The variables of a TF1 graph.
 GRAPH_COLLECTION = "kv_variables"
+leave_out(GRAPH_COLLECTION)
 # A program feeds False for a delta.
 _FULL_EXPORT = "do_full_export"
 
@@ -259,9 +258,6 @@ class SavedBySavers:
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         return tf.no_op()
 
-    def to_proto(self, export_scope: Any = None) -> None:
-        """Returns None: meta graphs, which cannot hold Python functions, leave the variable out."""
-
 
 # ---- modes and deltas ----------------------------------------------------------------------------
 
@@ -358,23 +354,3 @@ def save_delta(saver: Any, session: Any, path: str) -> str:
     feed = {names.filename_tensor_name: path, f"{_FULL_EXPORT}:0": False}
     saved = session.run(names.save_tensor_name, feed)
     return str(tf.compat.as_str(saved))
-
-
-# ---- meta graphs beside checkpoints -------------------------------------------------------------
-
-
-def _to_proto(variable: Any, export_scope: str | None = None) -> tf.train.BytesList:
-    return tf.train.BytesList(value=[variable.name.encode()])
-
-
-def _from_proto(names: tf.train.BytesList, import_scope: str | None = None) -> NoReturn:
-    raise NotImplementedError(
-        f"A meta graph does not hold KvVariable {names.value[0].decode()!r}: its operations are "
-        "Python functions of the process that has built them. Build the graph by get_kv_variable "
-        "and the like, and restore the checkpoint by tf.compat.v1.train.Saver()."
-    )
-
-
-register_proto_function(
-    GRAPH_COLLECTION, proto_type=tf.train.BytesList, to_proto=_to_proto, from_proto=_from_proto
-)

@@ -201,19 +201,6 @@ def test_a_monitored_session_goes_on_where_the_last_one_was(tmp_path, parts):
     assert step == expected_step == len(BEFORE + AFTER)
 
 
-def test_the_meta_graph_is_written_without_warnings_and_refuses_an_import(tmp_path, caplog):
-    tf.get_logger().propagate = True
-    try:
-        with caplog.at_level("WARNING"):
-            path, _ = make(tmp_path / "model", 2)
-    finally:
-        tf.get_logger().propagate = False
-    assert not [record for record in caplog.records if "serializ" in record.getMessage()]
-    with tf.Graph().as_default():
-        with pytest.raises(NotImplementedError, match="does not hold KvVariable 'kv'.*get_kv_"):
-            tf1.train.import_meta_graph(f"{path}.meta")
-
-
 def test_a_saver_keeps_no_graph_alive(tmp_path):
     graph = Trained(2)
     with graph.session() as session:
