@@ -76,6 +76,9 @@ def test_every_occurrence_counts(backend, threshold, n, repeats):
         if repeats:
             assert_counts(table, seen)
         held = {key for key, count in seen.items() if count >= threshold}
+        # Scores are the counts, those before a key had a row among them.
+        scores = host(table.scores(np.array(sorted(held), np.int64))).tolist()
+        assert scores == [seen[key] for key in sorted(held)]
         assert set(host(table.export()[0]).tolist()) == held
         audit(table)
         pending = table.pending_keys()

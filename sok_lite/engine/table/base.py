@@ -72,6 +72,7 @@ class TableBase(Lockable, ABC):
       keeps_every_key: whether it neither evicts keys nor turns new ones away. A lookup has nothing
         else to prepare or to report then.
       counts_repeats: whether a lookup counts a key as often as its batch has it, not once.
+      scores_are_counts: whether a score says how often a key was looked up.
       sees_updates: whether every update refreshes scores as a lookup does, not only one that
         inserts: for those whose lookups in training do not insert, nor count as such.
         Under kCustomized new keys without a score get theirs after the call.
@@ -93,6 +94,7 @@ class TableBase(Lockable, ABC):
     step_type: Any = None
     keeps_every_key = True
     counts_repeats = False
+    scores_are_counts = False
     sees_updates = False
     index: Index
     texts: TextStore | None = None

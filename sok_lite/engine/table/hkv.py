@@ -93,6 +93,7 @@ class HkvTable(EmbeddingTable):
             counted = (f"{name} (pending counts)", opts.enter_threshold)
             self.pending = PendingCounts(backend, self.key_dtype, *counted)
         self.counts_repeats = opts.count_repeats
+        self.scores_are_counts = opts.evict_strategy in ("kLfu", "kEpochLfu")
         self.set_parts(HkvIndex(backend, self.key_dtype, name, opts), self.store)
         self._has_warned = False
 

@@ -616,7 +616,7 @@ class HkvInsertion(Insertion):
 def _with_pending_counts(table: TableBase, new: NewKeys) -> NewKeys:
     """Adds the pending counts of new keys to their scores: so no count ever falls."""
     has_scores = new.are_scores and new.scores is not None
-    if table.pending is None or not table.counts_repeats or has_scores:
+    if table.pending is None or not table.scores_are_counts or has_scores:
         return new
     xp = table.backend.xp
     added = np.uint64(1) if new.scores is None else new.scores

@@ -22,7 +22,6 @@ from sok_lite.engine.table.arguments import (
     checked_scores,
 )
 from sok_lite.engine.table.base import TableBase, checked_num_keys
-from sok_lite.engine.table.dump_mark import forget
 from sok_lite.engine.table.find import find_and_mark_seen, mark_seen_search
 from sok_lite.engine.table.insert import NewKeys, insert_keys
 from sok_lite.engine.table.locking import mutating
@@ -262,15 +261,14 @@ def decay_scores(table: TableBase, factor: float) -> None:
         raise TypeError(f"`factor` must be a number. Received: factor={factor!r}.")
     if not 0 <= factor <= 1:
         raise ValueError(f"`factor` must be from 0 to 1. Received: factor={factor!r}.")
-    strategy = None if table.keeps_every_key else table.evict_strategy
-    if strategy not in ("kLfu", "kEpochLfu"):
+    if not table.scores_are_counts:
+        strategy = None if table.keeps_every_key else table.evict_strategy
         by = "evicts nothing" if strategy is None else f"evicts by {strategy}"
         raise ValueError(
             "Only tables that evict by counts have some that can decay. Received: table "
             f"{table.name!r}, which {by}. Make it with var_type='hybrid' and evict_strategy='kLfu'."
         )
     table.index.decay(float(factor))
-    forget(table)
 
 
 @mutating

@@ -365,6 +365,21 @@ def test_what_cannot_be_continued_is_dumped_anew(tmp_path, reason):
     assert not dumped_in_full(path)
 
 
+def test_scores_that_decay_go_on_in_increments(backend, tmp_path):
+    table = new_table(backend, 3, "hybrid", evict_strategy="kLfu")
+    for _ in range(4):
+        table.lookup(np.arange(9))
+    dump(tmp_path, [table], ONE)
+    table.decay_scores(0.5)
+    with no_warning():
+        dump(tmp_path, [table], ONE, incremental=True)
+    assert not dumped_in_full(tmp_path)
+    other = new_table(backend, 3, "hybrid", evict_strategy="kLfu")
+    load(tmp_path, [other], ONE)
+    assert contents(other) == contents(table)
+    assert backend.to_host(other.scores(np.arange(9))).tolist() == [2] * 9
+
+
 def test_dumps_elsewhere_do_not_matter(tmp_path):
     table = changed(tmp_path / "a")
     dump(tmp_path / "b", [table], ONE)
