@@ -52,7 +52,10 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
         refuse_xla(what)  # it would read some other row for one that there is not
     if comm.is_alone:
         with _checked(static):
-            return [_combined(each, *_read(each.spec, each.keys)) for each in static]
+            # The copies wait for the check: TensorFlow's graph optimizers drop what else would.
+            keys = [tf.identity(each.keys) for each in static]
+            read = [_read(each.spec, its) for each, its in zip(static, keys, strict=True)]
+            return [_combined(each, *its_rows) for each, its_rows in zip(static, read, strict=True)]
     rows = _rows_of_ranks(comm, static, [each.spec for each in arguments], what)
     with _known_after(comm, [returned for returned, _ in rows]):
         return [_combined(each, *its_rows) for each, its_rows in zip(static, rows, strict=True)]
