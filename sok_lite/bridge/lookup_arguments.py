@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, integer_keys
+from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.tf_private import DTYPE_OF_EAGER, SHAPE_OF_EAGER, EagerTensor
@@ -257,7 +258,8 @@ def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Ten
         raise TypeError(
             f"sp_weights[{number}] must be float32, or cast to it. Received: {values.dtype.name}."
         )
-    if len({values.shape.num_elements(), keys.shape.num_elements()} - {None}) > 1:
+    differ = len({values.shape.num_elements(), keys.shape.num_elements()} - {None}) > 1
+    if differ and other_ranks() is None:  # else the operation raises, and tells the other ranks
         raise ValueError(
             f"sp_weights[{number}] must have one weight for each key of sp_ids[{number}]. "
             f"Received: {values.shape} weights and {keys.shape} keys."

@@ -199,6 +199,19 @@ def test_a_key_that_fits_on_no_rank_fails_on_all_of_them(comm, run, kind):
     assert call(to_ragged([[5]]))[1].shape == (1, DIM)
 
 
+@pytest.mark.parametrize("run", [eagerly, traced], ids=["eager", "tf.function"])
+def test_a_number_of_weights_that_fits_on_no_rank_fails_on_all_of_them(comm, run):
+    table = sok.DynamicVariable(2, name="weighted", initializer="ones")
+    call = run(lambda ids, weights: sok.lookup_sparse(table, ids, weights, combiners="sum"))
+    ids = to_ragged([[5, 6], [7]])
+    weights = to_ragged([[1, 2], [3]]).with_flat_values(tf.constant([1.0, 2, 3]))
+    few = tf.RaggedTensor.from_row_lengths([1.0, 2], [1, 1])
+    with pytest.raises((ValueError, RuntimeError, tf.errors.OpError), match="one weight for each"):
+        call(ids, few if comm.rank == comm.size - 1 else weights)
+    assert table.table.size == 0
+    np.testing.assert_array_equal(call(ids, weights), [[3, 3], [3, 3]])
+
+
 def test_a_row_that_there_is_not_is_told_to_all_ranks_of_a_session(comm):
     """It runs what it has to in any order."""
     with tf.Graph().as_default():
