@@ -1,10 +1,13 @@
 """The communicator of a single process, which receives what it sends."""
 
-from typing import NoReturn
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, Gathered, JobAborted
+from sok_lite.comm.protocol import Communicator, Gathered, JobAborted, T
 
 
 class SingleCommunicator(Communicator):
@@ -19,6 +22,12 @@ class SingleCommunicator(Communicator):
 
     def leave(self) -> None:
         """Does nothing, because no rank waits."""
+
+    def _run_collective(self, collective: Callable[..., T], call: str, *arguments: Any) -> T:
+        # A forked child talks to nobody either. A thread of its parent may have held the lock.
+        if os.getpid() != self._process:
+            self._process, self._lock = os.getpid(), threading.Lock()
+        return super()._run_collective(collective, call, *arguments)
 
     def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
         return Gathered(rows, send_splits)
