@@ -135,6 +135,7 @@ def keys_of(table: Any, keys: Any, remember: bool = False) -> Any:
     else:
         given = tensor_of_texts(keys)
         if given is None:
+            _check_missing(table, keys)
             given = np.asarray(keys)
             hashed = hasattr(keys, "dtype") or all(
                 isinstance(each, np.int64) for each in np.asarray(keys, object).reshape(-1).tolist()
@@ -147,6 +148,17 @@ def keys_of(table: Any, keys: Any, remember: bool = False) -> Any:
     if given.dtype != tf.int64:
         raise _no_texts(table, given.dtype.name)
     return given
+
+
+def _check_missing(table: Any, keys: Any) -> None:
+    """Raises TypeError if a value among keys is missing: None, NaN or pandas' NA."""
+    for key in np.asarray(keys, object).reshape(-1).tolist():
+        is_nan = isinstance(key, float) and key != key
+        if key is None or is_nan or type(key).__name__ == "NAType":
+            raise TypeError(
+                f"Keys of table {table.name!r} must be texts. Received: {key!r} among them. Give "
+                'missing values a text of their own, such as "".'
+            )
 
 
 def _no_texts(table: Any, received: str) -> TypeError:

@@ -463,7 +463,7 @@ def test_keys_of_texts_are_texts_or_their_hashes(sk):
     words, hashes = sk.Table("words", 2, key_type=str), sok_lite.hash_strings(["Oslo", "Lima"])
     for keys in (
         *([1, 2], 1, np.array([1, 2], np.int32), tf.constant([1, 2]), np.array([1, 2], np.uint64)),
-        *([1.0, 2.0], ["Oslo", None]),
+        [1.0, 2.0],
     ):
         for call in (
             *(words.contains, words.scores, words.erase),
@@ -471,6 +471,10 @@ def test_keys_of_texts_are_texts_or_their_hashes(sk):
         ):
             with pytest.raises(TypeError, match="must be texts.*Received.*hashes.* int64 tensor"):
                 call(keys)
+    for missing in (None, float("nan")):
+        for keys in (["Oslo", missing], np.array(["Oslo", missing], object)):
+            with pytest.raises(TypeError, match=f"Received: {missing} among them. Give missing"):
+                words.assign(keys, np.ones((2, 2)))
     assert len(words) == 0
     words.assign(tf.constant(hashes), np.ones((2, 2)))
     for keys in (hashes, tf.constant(hashes), list(hashes)):

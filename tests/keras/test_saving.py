@@ -584,6 +584,18 @@ def test_serving_gives_the_same(keras, model, tmp_path):
     assert expected.shape == (N, 1)
 
 
+def test_a_cutoff_is_taken_where_missing_keys_give_zeros(keras, sk, tmp_path):
+    """Whatever the initial value is."""
+    table = sk.Table("a", 2, "ones")
+    table.assign([1, 2], [[3, 4], [0, 0]])
+    ids = keras.Input([], dtype="int64")
+    sok.export_serving(keras.Model(ids, table(ids)), tmp_path / "m", cutoff=1e-20)
+    served = tf.saved_model.load(str(tmp_path / "m"))
+    np.testing.assert_array_equal(
+        served(tf.constant([1, 2, 9], tf.int64)), [[3, 4], [0, 0], [0, 0]]
+    )
+
+
 @pytest.mark.cases("name")
 @pytest.mark.parametrize("name", ["m.keras", "m.weights.h5"])
 def test_a_full_disk_is_told_with_the_file_and_the_tables(keras, sk, tmp_path, name):

@@ -39,7 +39,7 @@ _STEPS = 127
 
 
 class _Served(NamedTuple):
-    """One table. After the rows of its keys come the row of a missing key and one of zeros.
+    """One table. After the rows of its keys come the row of a missing key and one of zeros: `last`.
 
     `live`, the engine's table, is kept so that its id stays unique.
     """
@@ -47,6 +47,7 @@ class _Served(NamedTuple):
     live: Any
     keys: "KeyIndex"
     rows: "ServedRows"
+    last: np.ndarray
 
 
 class ServedTables:
@@ -109,6 +110,8 @@ class ServedTables:
         policy = policy._replace(training=False, missing=policy.missing or policy.reading_only)
         _, missing = policy.now()
         served = self._served_table(variable.table, of_all_ranks and self._comm is not None)
+        if self._cutoff is not None and missing != "zeros":
+            _check_missing(variable.table, served.last[0], self._cutoff)
         places, is_found = served.keys.find(as_int64(keys))
         # Equal bits are equal keys only if both dtypes have the number.
         if (keys.dtype == tf.uint64) != (variable.key_type == tf.uint64):
@@ -140,8 +143,6 @@ class ServedTables:
         is_integer = table.row_dtype.is_integer
         last = np.array(missing, table.row_dtype.storage if is_integer else np.float64)
         last = table.row_dtype.to_storage(np, last)
-        if self._cutoff is not None:
-            _check_missing(table, last, self._cutoff)
         make = self._maker_of_table()
         is_exported = of_all_ranks or self._ranks.is_first
         over = self._ranks if of_all_ranks else None
@@ -156,7 +157,7 @@ class ServedTables:
             rows.write(some, first)
             first += len(products)
         rows.write(last, source.num_keys)
-        return _Served(table, index, rows)
+        return _Served(table, index, rows, last)
 
     def _copy_static(self, variable: Any) -> "ServedRows":
         table, own = variable.table, self._read_variable(variable)
