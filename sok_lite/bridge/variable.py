@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend, get_backend
-from sok_lite.bridge import checkpoint, tf_lookups, tf_private
+from sok_lite.bridge import checkpoint, meta_graph, tf_lookups, tf_private
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.cluster import refuse_clusters
@@ -162,6 +162,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     averages_over_ranks = False
     # Whether the layer that lists it among its weights saves it and returns it as a weight.
     tracked_as_weight = False
+    regularizer = None  # Keras 3 reads it from each weight
     # Implements `tf.nn.safe_embedding_lookup_sparse`; None: TensorFlow does.
     safe_lookup: Callable[..., Any] | None = staticmethod(tf_lookups.safe_embedding_lookup_sparse)
 
@@ -201,6 +202,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         setattr(self._true_handle, NAME_OF_HANDLE, self.name)
         if self._in_graph_mode:
             self._graph_element = self._element_of_graph()
+            meta_graph.add_to_graph(self)
         else:
             # TensorFlow's eager operators read the variable of `_handle` without asking this class,
             # and would use the empty tensor. With this handle they fail.
@@ -218,6 +220,11 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def handle(self) -> tf.Tensor:
         """The resource by which tapes and graphs identify the table."""
         return stand_in(self._true_handle)
+
+    @property
+    def is_in_checkpoints(self) -> bool:
+        """Whether checkpoints include its rows."""
+        return True
 
     @property
     def resources(self) -> list["TableVariable"]:

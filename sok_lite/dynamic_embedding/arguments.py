@@ -62,6 +62,9 @@ def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
         advice = _advice(getattr(keys, "dtype", None), dtype)
         if not isinstance(keys, (tf.Tensor, np.ndarray)):
             received = f"{received} in a {type(keys).__name__}"
+        if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+            flat = "flat_values" if isinstance(keys, tf.RaggedTensor) else "values"
+            advice = f"Give its `{flat}`, or use de.embedding_lookup_sparse for pooled rows."
         raise DtypeError(f"Keys of {name!r} must be {dtype.name}. Received: {received}. {advice}")
     return keys
 

@@ -150,6 +150,11 @@ class HashTable(TableVariable, SaveableObject):
             with tf.init_scope():
                 self._size_in_graph = self._new_size()
 
+    @property
+    def is_in_checkpoints(self) -> bool:
+        """Whether checkpoints include it."""
+        return self.checkpoint
+
     def _make_table(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
         """Returns the table with the rows: one of this process; subclasses override it."""
         return make()

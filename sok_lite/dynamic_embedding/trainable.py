@@ -42,8 +42,8 @@ class TrainableWrapper(TableVariable):
     instead_of_write = "Use params.upsert(keys, values)."
     instead_of_copy = "Make another one of the same variable."
     instead_of_save = (
-        "Hold it in a layer of de.keras.layers, and use de.keras.models.save_model(model, path); "
-        "or tf.train.Checkpoint. For serving alone there is sok_lite.export_serving."
+        "Or save a model with a layer of de.keras.layers by de.keras.models.save_model(model, "
+        "path). For serving alone there is sok_lite.export_serving."
     )
     instead_of_custom_step = (
         "Hold it in a layer of de.keras.layers, and compile the model with "
@@ -57,7 +57,6 @@ class TrainableWrapper(TableVariable):
     # In TF1 it is trainable, but needs no initialization, and savers skip it.
     collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
     is_frozen = False
-    regularizer = None  # Keras 3 reads it from each weight
 
     def __init__(
         self,
@@ -85,6 +84,11 @@ class TrainableWrapper(TableVariable):
     def trainable(self) -> bool:
         """Whether gradient tapes watch it."""
         return super().trainable and not self.is_frozen
+
+    @property
+    def is_in_checkpoints(self) -> bool:
+        """Whether the variable is."""
+        return bool(self.params.checkpoint)
 
     @property
     def shape(self) -> tf.TensorShape:

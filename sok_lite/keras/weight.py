@@ -59,7 +59,6 @@ class TableWeight(TableVariable):
     tracked_as_weight = True
     is_frozen = False
     _shown: Any = None  # the rows inside `showing_rows`
-    regularizer = None  # Keras 3 reads it from each weight
 
     @property
     def trainable(self) -> bool:

@@ -83,3 +83,9 @@ def test_a_build_by_shapes_is_known(keras):
     assert seen == [True]
     Model()(tf.ones([1, 2]))
     assert not seen[-1]
+    Model.call = tf.function(Model.call)
+    Model()(tf.ones([1, 2]))
+    assert not seen[-1]
+    if keras.__name__ == "tf_keras":
+        Model().build((None, 2))
+        assert seen[-1]

@@ -344,10 +344,18 @@ def test_a_model_with_an_optimizer_of_tf1_is_saved_without_it(tmp_path):
 def test_weights_as_a_list_are_refused(keras):
     model, layer = trained(keras)
     for holder in (model, layer):
-        with pytest.raises(NotImplementedError, match="would leave the rows"):
+        with pytest.raises(NotImplementedError, match="'table-shadow:0'. Use save_weights"):
             holder.get_weights()
-        with pytest.raises(NotImplementedError, match="would leave the rows"):
+        with pytest.raises(NotImplementedError, match="'table-shadow:0'. Use save_weights"):
             holder.set_weights([])
+
+
+def test_checkpoints_leave_out_what_is_to_be_left_out(keras, tmp_path):
+    model, layer = trained(keras, checkpoint=False)
+    path = tf.train.Checkpoint(model=model).save(tmp_path / "c")
+    again, found = functional(keras, checkpoint=False)
+    tf.train.Checkpoint(model=again).restore(path)
+    assert int(found.params.size()) == 0 < int(layer.params.size())
 
 
 @pytest.mark.parametrize("is_of_tf1", [False, True], ids=["Keras", "TF1"])

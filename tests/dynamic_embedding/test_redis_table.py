@@ -163,3 +163,14 @@ def test_what_does_not_fit_is_refused(creator, redis_port):
     config = de.RedisTableConfig("/no/such/file.json")
     with pytest.raises(ValueError, match="cannot be read"):
         de.Variable(dim=2, kv_creator=de.RedisTableCreator(config))
+
+
+def test_a_keras_model_is_saved_without_the_rows(creator, tmp_path):
+    layer = de.keras.layers.Embedding(2, name="t", kv_creator=creator, initializer="ones")
+    ids = keras.Input([], dtype="int64")
+    model = keras.Model(ids, layer(ids))
+    layer.params.upsert([1], [[3.0, 4.0]])
+    for save, name in ((model.save, "m.keras"), (model.save_weights, "m.weights.h5")):
+        save(tmp_path / name)
+    model.load_weights(tmp_path / "m.weights.h5")
+    np.testing.assert_array_equal(model(tf.constant([1], tf.int64)), [[3, 4]])

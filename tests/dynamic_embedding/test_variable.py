@@ -442,6 +442,14 @@ def test_trainables_of_a_graph_have_the_names_of_tfra():
     ]
 
 
+def test_ragged_and_sparse_keys_are_told_where_to_go():
+    variable, ids = de.get_variable("v", dim=2), tf.constant([1, 2], tf.int64)
+    ragged = tf.RaggedTensor.from_row_lengths(ids, [2])
+    for keys, values in ((ragged, "flat_values"), (ragged.to_sparse(), "values")):
+        with pytest.raises(TypeError, match=f"Give its `{values}`, or use de.embedding_lookup_sp"):
+            de.embedding_lookup(variable, keys, name="t")
+
+
 # ---- in place of a dense variable ----------------------------------------------------------------
 
 NOT_A_TENSOR = [

@@ -1,5 +1,6 @@
 """What TFPlus' lookups take and refuse; rows and gradients: tests/bridge/test_lookup.py."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -216,3 +217,26 @@ def test_rows_of_ones_own_are_inserted(here, made):
     for wrong in ([[1.0, 1.0]], [[1.0] * 4], [1.0] * 4, [[[1.0, 1.0]] * 2]):
         with pytest.raises(ValueError, match=r"insert_kv_embedding.*\(2, 2\).*Received"):
             kv.insert_kv_embedding(variable, [1, 2], wrong)
+
+
+def test_a_keras_layer_that_lists_one_is_trained_by_fit():
+    class Layer(keras.layers.Layer):
+        def __init__(self, rows):
+            super().__init__()
+            self.rows = rows
+
+        @property
+        def trainable_variables(self):
+            return [self.rows]
+
+        trainable_weights = weights = variables = trainable_variables
+
+        def call(self, ids):
+            return tf.nn.embedding_lookup(self.rows, ids)
+
+    rows = get_kv_variable("listed", 2, initializer=tf.zeros_initializer())
+    model = keras.Sequential([keras.Input([], dtype="int64"), Layer(rows)])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.fit(np.arange(2), np.ones((2, 2)), batch_size=2, verbose=0)
+    # The mean of 4 squares: each row moves by 0.5 * 2 / 4.
+    np.testing.assert_allclose(tf.nn.embedding_lookup(rows, [0, 1]), np.full((2, 2), 0.25))

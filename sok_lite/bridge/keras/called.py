@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.tf_private import SCRATCH_GRAPHS
+from sok_lite.bridge.tf_private import SCRATCH_GRAPHS, graphs_around
 
 _ROUTED = ("training", "mask")  # passed by Keras itself
 # Model -> specs of the first call, positional and by name.
@@ -61,8 +61,9 @@ def is_built_by_shapes() -> bool:
     """Whether a Keras is building a model from shapes; its placeholders for ids may be float32."""
     if tf.executing_eagerly():
         return False
-    graph = getattr(tf.compat.v1.get_default_graph(), "name", "")
-    return str(graph).startswith(tuple(SCRATCH_GRAPHS.values()))
+    # A tf.function of the model is traced in a graph of its own, within that one.
+    names = [str(getattr(graph, "name", "")) for graph in graphs_around()]
+    return any(name.startswith(tuple(SCRATCH_GRAPHS.values())) for name in names)
 
 
 def as_keys(ids: Any, key_dtype: str) -> Any:

@@ -296,6 +296,7 @@ def track_tables(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
     saved = saved_by(checkpoint)
     layers = [value for value in saved.values() if is_layer(value)]
     missing = [table for _, table in tables_in(layers) if id(table) not in saved]
+    missing = [table for table in missing if table.is_in_checkpoints]
     if missing:
         raise NotImplementedError(
             f"Checkpoint.{method.lstrip('_')}() would leave the rows of {names_of(missing)} out: "

@@ -115,6 +115,12 @@ def check_weights(method: str, layer: Any) -> None:
     if kept:
         listed = layer.weights
         tables += [table for table in kept if not any(each is table for each in listed)]
+    if tables and not _left_out(layer):
+        raise NotImplementedError(
+            f"{method}() has no place for the keys of {names_of(tables)}. Use save_weights() and "
+            "load_weights(): those have tables. In place of EarlyStopping(restore_best_weights="
+            "True) use ModelCheckpoint(path, save_best_only=True), and load what it saved."
+        )
     if tables:
         _refuse_saving(method, tables)
 

@@ -471,7 +471,7 @@ def load_rows(params: Any, store: Mapping[str, Any]) -> None:
 
 def _tables(params: Any) -> dict[str, Any]:
     """Returns the tables of a variable by name prefix."""
-    if not params.checkpoint:
+    if not (params.checkpoint and params.rows.checkpoint):
         return {}
     policy = params.restrict_policy
     status = {} if policy is None else {"status_": policy.status.rows}
