@@ -85,8 +85,8 @@ class HashTable(TableVariable, SaveableObject):
     instead_of_write = "Use insert(keys, values) or accum(keys, deltas, exists)."
     instead_of_copy = "To copy a table, insert what export() gives into a new one."
     instead_of_save = (
-        "Hold it in a layer of de.keras.layers, and use de.keras.models.save_model(model, path); "
-        "or tf.train.Checkpoint. For serving alone there is sok_lite.export_serving."
+        "Save a model with layers of de.keras.layers by de.keras.models.save_model(model, path), "
+        "or use tf.train.Checkpoint. For serving alone there is sok_lite.export_serving."
     )
     instead_of_custom_step = "Train it with de.DynamicEmbeddingOptimizer in a loop of your own."
     instead_of_partitions = "Look each up by itself."

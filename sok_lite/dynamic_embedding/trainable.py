@@ -42,8 +42,8 @@ class TrainableWrapper(TableVariable):
     instead_of_write = "Use params.upsert(keys, values)."
     instead_of_copy = "Make another one of the same variable."
     instead_of_save = (
-        "Or save a model with a layer of de.keras.layers by de.keras.models.save_model(model, "
-        "path). For serving alone there is sok_lite.export_serving."
+        "Save a model with layers of de.keras.layers by de.keras.models.save_model(model, path), "
+        "or use tf.train.Checkpoint. For serving alone there is sok_lite.export_serving."
     )
     instead_of_custom_step = (
         "Hold it in a layer of de.keras.layers, and compile the model with "
