@@ -48,7 +48,7 @@ class RestrictPolicy:
         raise NotImplementedError("A RestrictPolicy of one's own defines apply_update().")
 
     def apply_restriction(self, num_reserved: int, **kwargs: Any) -> Any:
-        """Removes all recorded keys but `num_reserved`.
+        """Removes all recorded keys but `num_reserved`; keys of a table that evicts need no record.
 
         Args:
           num_reserved: keys to keep, of the highest status; on a tie the first in
@@ -76,20 +76,32 @@ class RestrictPolicy:
         )
 
     def _remove_all_but(self, num_reserved: int) -> Any:
-        keys, status = self._status.export()
+        keys, status = self._known()
         _, exists = self.var.lookup(keys, return_exists=True)
         most = tf.minimum(tf.size(keys), num_reserved)
         # Highest first, stable: the rest is removed. Keys that the variable lost otherwise, as by
         # eviction, come last.
         lowest = tf.constant(tf.int64.min, tf.int64)
         order = tf.argsort(
-            tf.where(exists, tf.cast(status[:, 0], tf.int64), lowest),
+            tf.where(exists, status, lowest),
             direction="DESCENDING",
             stable=True,
         )
         most = tf.minimum(most, tf.math.count_nonzero(exists, dtype=tf.int32))
         done = self.var.remove(tf.gather(keys, order[most:]))  # with their status
         return [] if done is None else [done]
+
+    def _known(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the keys (n,) to choose from, and their status, int64."""
+        keys, status = self._status.export()
+        status = tf.cast(status[:, 0], tf.int64)
+        if self.var.rows.var_type != "hybrid":
+            return keys, status
+        # The status evicts too, other keys than the variable: those come after all with a status.
+        own = self.var.export()[0]
+        without = tf.boolean_mask(own, ~self._status.lookup(own, return_exists=True)[1])
+        lowest = tf.fill([tf.size(without)], tf.constant(tf.int64.min + 1, tf.int64))
+        return tf.concat([keys, without], 0), tf.concat([status, lowest], 0)
 
 
 @unconverted

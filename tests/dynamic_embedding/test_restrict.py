@@ -97,6 +97,23 @@ def test_keys_that_are_gone_take_no_place(gone_by):
         assert each.export()[0].numpy().tolist() == [4, 5]
 
 
+def test_keys_whose_status_was_evicted_are_removed_first(here):
+    config = de.HkvHashTableConfig(init_capacity=128, max_capacity=128)
+    policy = de.FrequencyRestrictPolicy
+    creator = de.HkvHashTableCreator(config)
+    variable = de.Variable(dim=2, name="v", restrict_policy=policy, kv_creator=creator)
+    status = variable.restrict_policy.status
+    keys = np.arange(100)
+    here.run(lambda: variable.upsert(keys, np.ones((100, 2), np.float32)))
+    here.run(lambda: variable.restrict_policy.apply_update(tf.constant(keys)))
+    here.run(lambda: status.remove(keys[10:90]))  # as by an eviction
+    here.run(lambda: variable.restrict(15))
+    kept = keys_of(here, variable)
+    assert len(kept) == 15 and set(kept) <= {*range(10), *range(90, 100)}
+    here.run(lambda: variable.restrict(0))
+    assert here.run(variable.size) == here.run(status.size) == 0
+
+
 def test_no_sighting_is_lost_between_threads():
     variable = de.Variable(dim=1, restrict_policy=de.FrequencyRestrictPolicy)
     policy = variable.restrict_policy
