@@ -68,6 +68,10 @@ KNOWN = {
     Crossing("lookup_arguments.py", "StridedSlice", "int64"): "how many rows a sparse matrix has",
     Crossing("operation.py", "SokLookupGradient", "int64"): "numbers of the host that a loop keeps",
 }
+if tf.__version__.startswith("2.16."):  # the oldest that is tested
+    KNOWN[Crossing("lookup_gradient.py", "StridedSlice", "int32")] = (
+        "the gradient of tf.gather casts a shape, which TensorFlow has on the host after that"
+    )
 
 
 @cache
