@@ -162,6 +162,8 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     averages_over_ranks = False
     # Whether the layer that lists it among its weights saves it and returns it as a weight.
     tracked_as_weight = False
+    # Whether checkpoints include its rows.
+    is_in_checkpoints = True
     regularizer = None  # Keras 3 reads it from each weight
     # Implements `tf.nn.safe_embedding_lookup_sparse`; None: TensorFlow does.
     safe_lookup: Callable[..., Any] | None = staticmethod(tf_lookups.safe_embedding_lookup_sparse)
@@ -220,11 +222,6 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def handle(self) -> tf.Tensor:
         """The resource by which tapes and graphs identify the table."""
         return stand_in(self._true_handle)
-
-    @property
-    def is_in_checkpoints(self) -> bool:
-        """Whether checkpoints include its rows."""
-        return True
 
     @property
     def resources(self) -> list["TableVariable"]:

@@ -142,18 +142,13 @@ class HashTable(TableVariable, SaveableObject):
             self._texts = Texts(name, are_there)
         table = table_for_variable(self.kind, make, is_shared=self.is_shared)
         super().__init__(table, name=name, trainable=False)
-        self.checkpoint = checkpoint
+        self.checkpoint = self.is_in_checkpoints = checkpoint
         if checkpoint and self._in_graph_mode:
             save_with_graph(self, self.op.name)
         self._size_in_graph = None
         if self._in_graph_mode:
             with tf.init_scope():
                 self._size_in_graph = self._new_size()
-
-    @property
-    def is_in_checkpoints(self) -> bool:
-        """Whether checkpoints include it."""
-        return self.checkpoint
 
     def _make_table(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
         """Returns the table with the rows: one of this process; subclasses override it."""

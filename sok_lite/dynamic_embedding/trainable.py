@@ -70,6 +70,7 @@ class TrainableWrapper(TableVariable):
         patch_optimizers()  # optimizers that Keras loads must train it too
         self.params = params
         self.max_norm = max_norm
+        self.is_in_checkpoints = params.checkpoint
         self._ids = ids
         trained = params.trainable if trainable is None else trainable
         super().__init__(
@@ -84,11 +85,6 @@ class TrainableWrapper(TableVariable):
     def trainable(self) -> bool:
         """Whether gradient tapes watch it."""
         return super().trainable and not self.is_frozen
-
-    @property
-    def is_in_checkpoints(self) -> bool:
-        """Whether the variable is."""
-        return bool(self.params.checkpoint)
 
     @property
     def shape(self) -> tf.TensorShape:
