@@ -621,11 +621,8 @@ class GraphKeys:
     TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES = "trainable_dynamic_embedding_variables"
 
 
-for _collection in (
-    GraphKeys.DYNAMIC_EMBEDDING_VARIABLES,
-    GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES,
-):
-    leave_out(_collection)
+leave_out(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
+leave_out(GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES)
 
 
 def add_to_graph(variable: Any) -> None:

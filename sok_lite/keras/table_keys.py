@@ -152,6 +152,8 @@ def keys_of(table: Any, keys: Any, remember: bool = False) -> Any:
 
 def _check_missing(table: Any, keys: Any) -> None:
     """Raises TypeError if a value among keys is missing: None, NaN or pandas' NA."""
+    if isinstance(keys, np.ndarray) and keys.dtype.kind in "iu":
+        return  # hashes, maybe millions
     for key in np.asarray(keys, object).reshape(-1).tolist():
         is_nan = isinstance(key, float) and key != key
         if key is None or is_nan or type(key).__name__ == "NAType":
